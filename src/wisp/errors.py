@@ -1,0 +1,58 @@
+"""Everything wisp raises on purpose. Each message carries the numbers and the remedy.
+
+WispError
+├── ConfigError               a setting has no meaning, or not together with another
+│   └── UnknownPolicyError    no replacement policy has this name
+├── UnsupportedError          this engine, version, model, kernel or feature cannot be paged (yet)
+├── WorkingSetTooLargeError   one wave needs more experts than there are slots
+├── HostMemoryError           the backing store does not fit into host memory
+├── CheckpointError           a checkpoint is missing, truncated or of another shape
+├── TraceError                a trace file is foreign, truncated or of another version
+└── StatsError                a server's counters cannot be read
+"""
+
+
+class WispError(Exception):
+    """Base class of every error that wisp raises on purpose; its text is fit for a user."""
+
+
+class ConfigError(WispError):
+    """A setting has no meaning, or not together with another."""
+
+
+class UnknownPolicyError(ConfigError):
+    """No replacement policy has this name."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(f"unknown replacement policy {name!r}; known are {', '.join(known)}")
+        self.name, self.known = name, known
+
+
+class UnsupportedError(WispError):
+    """This engine, version, model, kernel or feature cannot be paged (yet)."""
+
+
+class WorkingSetTooLargeError(WispError):
+    """One wave needs more experts at once than there are slots."""
+
+    def __init__(self, need: int, slots: int, *, why: str = "one step") -> None:
+        super().__init__(
+            f"{why} needs {need} experts at once but there are {slots} slots; set expert_slots to {need} or more"
+        )
+        self.need, self.slots = need, slots
+
+
+class HostMemoryError(WispError):
+    """The backing store does not fit into host memory, or cannot be page-locked."""
+
+
+class CheckpointError(WispError):
+    """A checkpoint is missing, truncated or of another shape."""
+
+
+class TraceError(WispError):
+    """A trace file is foreign, truncated or of another version."""
+
+
+class StatsError(WispError):
+    """A server's counters cannot be read."""
