@@ -1,0 +1,1 @@
+"""Replacement policies: which expert is evicted first."""

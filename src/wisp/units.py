@@ -1,0 +1,72 @@
+"""Bytes and seconds as people write them: 25769803776 <-> "24GiB", 0.0032 -> "3.2ms"."""
+
+import re
+from decimal import Decimal
+
+from wisp.errors import ConfigError
+
+_BYTES_PER_UNIT = {
+    "b": 1,
+    "kib": 2**10,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+}
+_NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_TIME_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+_SMALLEST_SHOWN_IN = {"min": 120.0, "h": 7200.0}
+
+
+def parse_bytes(text: str | int) -> int:
+    """The bytes that `text` names; a fraction of a byte is rounded down.
+
+    Binary units (KiB MiB GiB TiB) and decimal ones (kB MB GB TB) are both read, in any case; a bare integer
+    is bytes. "24G" is refused because it does not say which of the two it means.
+
+    Raises:
+        ConfigError: `text` is not a size.
+    """
+    match = _NUMBER_AND_UNIT.fullmatch(str(text).strip())
+    if match is None or isinstance(text, bool):
+        raise _not_a_size(text)
+    number, unit = match[1], match[2].lower()
+    if unit not in _BYTES_PER_UNIT and unit:
+        raise _not_a_size(text)
+    if unit in ("", "b") and "." in number:
+        raise _not_a_size(text)
+    return int(Decimal(number) * _BYTES_PER_UNIT[unit or "b"])
+
+
+def format_bytes(count: int) -> str:
+    """The largest binary unit that fits, with at most two decimals: "1.5GiB"; negative changes keep their sign."""
+    sign, rest = ("-" if count < 0 else ""), float(abs(count))
+    for unit in _BINARY_UNITS:
+        if round(rest, 2) < 1024 or unit == _BINARY_UNITS[-1]:
+            break
+        rest /= 1024
+    number = f"{rest:.2f}".rstrip("0").rstrip(".")
+    return f"{sign}{number}{unit}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Three significant digits in the unit that suits them: "3.2ms", "185us", "4.3s", "2.5min"."""
+    if seconds == 0:
+        return "0s"
+    size = abs(seconds)
+    for unit, unit_seconds in _TIME_UNITS:
+        if float(f"{size:.3g}") >= _SMALLEST_SHOWN_IN.get(unit, unit_seconds):
+            break
+    value = float(f"{seconds / unit_seconds:.3g}")
+    return f"{value:.0f}{unit}" if abs(value) >= 100 else f"{value:g}{unit}"
+
+
+def _not_a_size(text: object) -> ConfigError:
+    return ConfigError(
+        f"{text!r} is not a size; write bytes as a whole number (4096), or a number with a binary unit "
+        f"(KiB, MiB, GiB, TiB) or a decimal one (kB, MB, GB, TB), such as 24GiB or 128MiB"
+    )
