@@ -43,7 +43,7 @@ def parse_bytes(text: str | int) -> int:
 
 
 def format_bytes(count: int) -> str:
-    """The largest binary unit that fits, with at most two decimals: "1.5GiB"; negative changes keep their sign."""
+    """The largest binary unit that fits, to two decimals: "1.5GiB"; a negative change keeps its sign."""
     sign, rest = ("-" if count < 0 else ""), float(abs(count))
     for unit in _BINARY_UNITS:
         if round(rest, 2) < 1024 or unit == _BINARY_UNITS[-1]:
