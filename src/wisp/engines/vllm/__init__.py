@@ -1,0 +1,1 @@
+"""The vLLM plug-in. Start at `plugin.register`; `layer.PagedRoutedExperts` is where paging happens."""

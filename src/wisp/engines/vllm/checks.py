@@ -1,0 +1,83 @@
+"""What cannot be paged is refused at start-up, by name, with what to do about it."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+TESTED_VLLM = ("0.32.0", "0.33.0")
+"""From the first version on, below the second."""
+
+LOAD_FORMATS = ("auto", "safetensors", "hf", "pt", "mistral", "dummy")
+
+
+def check_version(version: str) -> None:
+    """Raise `UnsupportedError` for a vLLM outside the tested range."""
+    parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    first, beyond = (tuple(int(part) for part in bound.split(".")[:2]) for bound in TESTED_VLLM)
+    if not first <= parts < beyond:
+        raise UnsupportedError(
+            f"this wisp pages vLLM from {TESTED_VLLM[0]} to below {TESTED_VLLM[1]}, not {version}; "
+            f"install vllm=={TESTED_VLLM[0]}, or a wisp made for {version}"
+        )
+
+
+def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
+    """Raise the first reason why this engine cannot be paged; runs before anything is loaded."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    check_version(vllm.__version__)
+    model = vllm_config.model_config
+    num_experts = model.get_num_experts()
+    if num_experts < 1:
+        raise UnsupportedError(
+            f"{model.model} has no routed experts, so there is nothing to page; serve it without wisp"
+        )
+    for reason in _unsupported(vllm_config):
+        raise UnsupportedError(reason)
+    if current_platform.is_cuda() and not model.enforce_eager:
+        raise UnsupportedError(
+            "paging decides on the host in this version, which CUDA graphs cannot capture; add --enforce-eager"
+        )
+    top_k = model.get_num_experts_per_tok()
+    settings.check_model(num_experts, top_k, waves_by_expert=not current_platform.is_cpu())
+
+
+def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
+    model, parallel, offload = (
+        vllm_config.model_config,
+        vllm_config.parallel_config,
+        vllm_config.offload_config,
+    )
+    if model.quantization is not None:
+        yield f"{model.quantization} experts cannot be paged yet; serve a bf16 or fp16 checkpoint"
+    if model.dtype not in (torch.bfloat16, torch.float16):
+        yield f"{model.dtype} experts cannot be paged; add --dtype bfloat16"
+    if offload.uva.cpu_offload_gb > 0:
+        yield "--cpu-offload-gb moves the tensors that wisp pages; use one of the two, not both"
+    if offload.prefetch.offload_group_size > 0:
+        yield "--offload-group-size moves the tensors that wisp pages; use one of the two, not both"
+    features = {
+        "--enable-expert-parallel": parallel.enable_expert_parallel,
+        "--enable-eplb": parallel.enable_eplb,
+        "--enable-elastic-ep": parallel.enable_elastic_ep,
+        "--enable-dbo": parallel.enable_dbo,
+        "--data-parallel-size above 1": parallel.data_parallel_size > 1,
+        "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
+        "--enable-lora": vllm_config.lora_config is not None,
+        "--speculative-config": vllm_config.speculative_config is not None,
+        "--enable-sleep-mode": model.enable_sleep_mode,
+    }
+    for flag, is_on in features.items():
+        if is_on:
+            yield f"{flag} does not work with paging yet; leave it out"
+    load_format = str(vllm_config.load_config.load_format)
+    if load_format not in LOAD_FORMATS:
+        yield f"--load-format {load_format} bypasses host memory; use one of {', '.join(LOAD_FORMATS)}"

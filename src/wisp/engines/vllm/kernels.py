@@ -1,0 +1,184 @@
+"""How a step is computed by the engine's own MoE kernel from the slots: one class for each kind of kernel.
+
+`run` stands in for `fused_experts.apply` on one layer, after the engine has prepared its arguments.
+"""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from wisp.errors import UnsupportedError, WispError
+from wisp.pager.pager import ExpertPager
+from wisp.pager.waves import group_tokens
+
+Apply = Callable[..., Any]
+
+
+class PagedKernel(Protocol):
+    """The engine's kernel, fed from slots."""
+
+    waves_by_expert: bool
+    """Whether a token's choices may be computed in different waves, so that fewer slots than top-k suffice."""
+
+    def run(self, **arguments: Any) -> None:
+        """Compute the layer's output into `arguments["output"]`, which is [tokens, hidden]."""
+
+
+class ExpertMapKernel:
+    """Kernels that look their weights up through `expert_map` and reduce over choices in `moe_sum` (Triton).
+
+    Each wave computes the rows of its own experts. They are kept until all waves are done and then reduced once,
+    by the engine's own reduction in the unpaged order, so that the bits do not depend on the waves.
+    """
+
+    waves_by_expert = True
+
+    def __init__(self, experts: Any, pager: ExpertPager, partial_outputs: "PartialOutputs") -> None:
+        self._experts, self._pager, self._partial_outputs = experts, pager, partial_outputs
+        self._apply: Apply = experts.apply
+        self._moe_sum: Apply = experts.moe_sum
+
+    def run(self, **arguments: Any) -> None:
+        """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
+        from vllm.model_executor.layers.fused_moe import override_config
+
+        topk_ids: torch.Tensor = arguments["topk_ids"]
+        experts = distinct_experts(topk_ids)
+        in_one_wave = len(experts) <= self._pager.resident.slots
+        merged: torch.Tensor | None = None
+        with override_config(self._unpaged_tiles(arguments)):
+            for wave in self._pager.step(experts):
+                slots_of = self._pager.slots_of(wave)
+                outputs = self._choice_outputs({**arguments, "expert_map": slots_of})
+                if in_one_wave:
+                    merged = outputs
+                elif merged is None:
+                    merged = self._partial_outputs.take(outputs)
+                else:
+                    mine = slots_of[topk_ids.long()] >= 0
+                    torch.where(mine.unsqueeze(-1), outputs, merged, out=merged)
+        if merged is None:  # no token at all
+            return
+        self._moe_sum(merged, arguments["output"])
+
+    def _choice_outputs(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """Run the kernel up to its reduction: [tokens, k, hidden], in the engine's workspace.
+
+        Rows of experts outside the wave hold whatever the workspace held.
+        """
+        captured: list[torch.Tensor] = []
+        self._experts.moe_sum = lambda outputs, *_: captured.append(outputs)  # shadows the method
+        try:
+            self._apply(**arguments)
+        finally:
+            del self._experts.moe_sum
+        (outputs,) = captured
+        return outputs
+
+    def _unpaged_tiles(self, arguments: dict[str, Any]) -> dict[str, int]:
+        """What the engine's table says for all experts; with the slots' own shape it could say something else."""
+        from vllm.model_executor.layers.fused_moe.fused_moe import try_get_optimal_moe_config
+
+        hidden_states, topk_ids = arguments["hidden_states"], arguments["topk_ids"]
+        w1, w2 = (
+            torch.Size((self._pager.resident.num_experts, *arguments[name].shape[1:]))
+            for name in ("w1", "w2")
+        )
+        tiles: dict[str, int] = try_get_optimal_moe_config(
+            w1,
+            w2,
+            topk_ids.shape[1],
+            self._experts.quant_config.config_name(hidden_states.dtype),
+            hidden_states.shape[0],
+            block_shape=self._experts.block_shape,
+        )
+        return tiles
+
+
+class SlotIdKernel:
+    """Kernels that ignore `expert_map` and reduce over choices themselves (vLLM's CPU kernels).
+
+    The ids of experts are replaced by the ids of their slots. A step that is wider than the slots runs in
+    groups of whole tokens; the kernel treats rows independently, so that the bits stay the same.
+    """
+
+    waves_by_expert = False
+
+    def __init__(self, experts: Any, pager: ExpertPager) -> None:
+        self._pager = pager
+        self._apply: Apply = experts.apply
+
+    def run(self, **arguments: Any) -> None:
+        """See `PagedKernel`."""
+        topk_ids: torch.Tensor = arguments["topk_ids"]
+        resident = self._pager.resident
+        groups = group_tokens(topk_ids.tolist(), resident.slots, resident.resident)
+        for group in groups:
+            for wave in self._pager.step(group.experts, single_wave=True):
+                slots_of = self._pager.slots_of(wave)
+                if len(groups) == 1:
+                    self._apply(**{**arguments, "topk_ids": slots_of[topk_ids.long()].to(topk_ids.dtype)})
+                else:
+                    self._run_rows(torch.tensor(group.rows), slots_of, arguments)
+
+    def _run_rows(self, rows: torch.Tensor, slots_of: torch.Tensor, arguments: dict[str, Any]) -> None:
+        """Compute some tokens and write them to their places in the output."""
+        topk_ids, output = arguments["topk_ids"], arguments["output"]
+        part = torch.empty((len(rows), *output.shape[1:]), dtype=output.dtype, device=output.device)
+        self._apply(
+            **{
+                **arguments,
+                "output": part,
+                "hidden_states": arguments["hidden_states"][rows],
+                "topk_weights": arguments["topk_weights"][rows],
+                "topk_ids": slots_of[topk_ids[rows].long()].to(topk_ids.dtype),
+            }
+        )
+        output[rows] = part
+
+
+class PartialOutputs:
+    """One buffer for the choice outputs of a step in several waves, shared by all layers of a worker.
+
+    Made at its largest size when the layers are built, so that the engine's memory profile contains it.
+    """
+
+    def __init__(
+        self, tokens: int, top_k: int, hidden: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._buffer = torch.zeros(tokens * top_k * hidden, dtype=dtype, device=device)
+
+    def take(self, outputs: torch.Tensor) -> torch.Tensor:
+        """A copy of `outputs` in the buffer; the last one taken is overwritten."""
+        if outputs.numel() > self._buffer.numel():
+            raise WispError(
+                f"a step of {tuple(outputs.shape)} choice outputs exceeds the {self._buffer.numel()} elements planned "
+                f"from max_num_batched_tokens; please report this with your vLLM flags"
+            )
+        held = self._buffer[: outputs.numel()].view(outputs.shape)
+        return held.copy_(outputs)
+
+
+def distinct_experts(topk_ids: torch.Tensor) -> list[int]:
+    """The experts of a step, ascending; waits for the device (the one synchronisation of a host-decided step)."""
+    flat = topk_ids.reshape(-1).cpu()
+    experts: list[int] = torch.unique(flat[flat >= 0]).tolist()
+    return experts
+
+
+CPU_EXPERTS = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnquantizedExperts")
+MAPPED_EXPERTS = ("TritonExperts",)
+
+
+def kernel_kind(experts_class: type | None) -> type[ExpertMapKernel] | type[SlotIdKernel]:
+    """Which of the two ways this experts class is fed; `UnsupportedError` for one that cannot be."""
+    name = experts_class.__name__ if experts_class is not None else "none"
+    if name in MAPPED_EXPERTS:
+        return ExpertMapKernel
+    if name in CPU_EXPERTS:
+        return SlotIdKernel
+    raise UnsupportedError(
+        f"the MoE kernel {name} that vLLM chose is not known to honour expert_map, so its experts cannot be paged; "
+        f"add --moe-backend triton (on a GPU)"
+    )

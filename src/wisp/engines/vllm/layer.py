@@ -1,0 +1,183 @@
+"""vLLM's layer of routed experts, with some of them in slots and all of them in host memory.
+
+The life of a layer: `__init__` creates its tensors in a backing store, vLLM loads the checkpoint into them,
+`_page` swaps them for slots, and from then on the engine's kernel is fed by a pager.
+"""
+
+import types
+from typing import Any
+
+import torch
+from torch import nn
+from vllm.config import get_current_vllm_config
+from vllm.forward_context import get_forward_context
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+from wisp.engines.vllm.broken_pool import BrokenPool
+from wisp.engines.vllm.checks import check_engine
+from wisp.engines.vllm.kernels import ExpertMapKernel, PagedKernel, kernel_kind
+from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import UnsupportedError
+from wisp.pager.counters import PoolFacts
+from wisp.pager.pager import ExpertPager
+from wisp.pager.pool import SlotPool
+from wisp.pager.store import HostStore
+from wisp.policies import make_policy
+from wisp.resident import ResidentSet
+
+NOT_PAGED = ("e_score_correction_bias", "w13_input_scale", "w2_input_scale", "hash_indices_table")
+"""Parameters that vLLM keeps on this layer and that do not belong to one expert."""
+
+
+class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not typed
+    """`RoutedExperts` whose weights are slots. Without a `wisp` configuration it is `RoutedExperts` itself."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        vllm_config = get_current_vllm_config()
+        settings = WispSettings.of(vllm_config)
+        if settings is None:
+            object.__setattr__(self, "__class__", RoutedExperts)
+            RoutedExperts.__init__(self, *args, **kwargs)
+            return
+        check_engine(vllm_config, settings)
+        # Whatever the quantisation method creates under this context never touches the device as a whole.
+        with torch.device("cpu"):
+            super().__init__(*args, **kwargs)
+        self._check_method(settings)
+        self._settings = settings
+        self._worker = WorkerPaging.of(vllm_config, settings)
+        self._pager: ExpertPager | None = None
+        self._kernel: PagedKernel | None = None
+        self._store = self._make_store()
+        self._page_after_loading()
+
+    @property
+    def pager(self) -> ExpertPager:
+        """The layer's pager; there once the weights are loaded."""
+        assert self._pager is not None
+        return self._pager
+
+    def forward_modular(
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """As in vLLM. On a CPU, where vLLM traces this code for `torch.compile`, paging hides in an op."""
+        if x.device.type == "cpu":
+            return torch.ops.wisp.paged_experts(x, topk_weights, topk_ids, self.layer_name)
+        output: torch.Tensor = super().forward_modular(
+            x, topk_weights, topk_ids, shared_experts, shared_experts_input
+        )
+        return output
+
+    def forward_paged(
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Run the engine's own path; its kernel's `apply` is ours."""
+        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids)
+        return output
+
+    def _check_method(self, settings: WispSettings) -> None:
+        """Refuse a method or kernel that cannot be paged, before anything is loaded."""
+        method = self.quant_method
+        if type(method) is not UnquantizedFusedMoEMethod:
+            raise UnsupportedError(
+                f"{self.layer_name} uses {type(method).__name__}, whose experts cannot be paged yet; "
+                f"serve a bf16 or fp16 checkpoint"
+            )
+        kind = kernel_kind(method.experts_cls)
+        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=kind.waves_by_expert)
+
+    def _expert_parameters(self) -> dict[str, nn.Parameter]:
+        """The tensors that make up the experts: [experts, ...] each."""
+        return {
+            name: parameter
+            for name, parameter in self.named_parameters(recurse=False)
+            if name not in NOT_PAGED and parameter.ndim > 0 and parameter.shape[0] == self.local_num_experts
+        }
+
+    def _make_store(self) -> HostStore:
+        """Move the still empty parameters into a backing store, so that loading writes there."""
+        parameters = self._expert_parameters()
+        self._worker.reserve(sum(parameter.nbytes for parameter in parameters.values()))
+        store = HostStore(
+            {name: parameter.data for name, parameter in parameters.items()},
+            page_lock=self._settings.page_lock,
+            device=self.moe_config.device,
+        )
+        for name, parameter in parameters.items():
+            # biases start at zero and stay so where the checkpoint has none
+            if parameter.ndim == 2:
+                store.tensors[name].copy_(parameter.data)
+            parameter.data = store.tensors[name]
+        return store
+
+    def _page_after_loading(self) -> None:
+        """Have vLLM finish the loaded weights where they are, in host memory, and page the layer then."""
+        method = self.quant_method
+        finish_loading = method.process_weights_after_loading
+
+        def process_weights_after_loading(_method: Any, layer: Any) -> None:
+            finish_loading(layer)
+            layer._page()
+
+        method.process_weights_after_loading = types.MethodType(process_weights_after_loading, method)
+        method.requires_device_loading = False
+
+    def _page(self) -> None:
+        """Replace the parameters by slots and the kernel's `apply` by ours."""
+        device = torch.device(self.moe_config.device)
+        for name, parameter in self._expert_parameters().items():
+            if parameter.data_ptr() != self._store.tensors[name].data_ptr():  # the engine repacked it
+                self._store.tensors[name].copy_(parameter.data)
+        pool = (BrokenPool if self._settings.break_expert else SlotPool)(
+            self._store, self._settings.expert_slots, device
+        )
+        for name, slots in pool.tensors.items():
+            delattr(self, name)
+            self.register_buffer(name, slots, persistent=False)
+        experts = self.quant_method.moe_kernel.fused_experts
+        kind = kernel_kind(type(experts))
+        counters = self._worker.counters_for(
+            PoolFacts(
+                num_experts=self.local_num_experts,
+                expert_slots=self._settings.expert_slots,
+                expert_bytes=self._store.expert_bytes,
+                kernel=type(experts).__name__,
+                device=device.type,
+            )
+        )
+        self._pager = ExpertPager(
+            ResidentSet(self.local_num_experts, pool.slots, make_policy(self._settings.policy)),
+            self._store,
+            pool,
+            counters,
+            layer=counters.add_layer(self.layer_name, page_locked=self._store.page_locked),
+        )
+        if kind is ExpertMapKernel:
+            self._kernel = ExpertMapKernel(
+                experts, self._pager, self._worker.partial_outputs_for(self, device)
+            )
+        else:
+            self._kernel = kind(experts, self._pager)
+        self._worker.pagers.append(self._pager)
+        experts.apply = self._kernel.run  # shadows the method on this instance
+
+
+@torch.library.custom_op("wisp::paged_experts", mutates_args=())
+def paged_experts(
+    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: str
+) -> torch.Tensor:
+    """Opaque to `torch.compile`: [tokens, hidden] in, the same out."""
+    layer: PagedRoutedExperts = get_forward_context().no_compile_layers[layer_name].routed_experts
+    return layer.forward_paged(x, topk_weights, topk_ids)
+
+
+@paged_experts.register_fake
+def _(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: str) -> torch.Tensor:
+    return torch.empty_like(x)

@@ -1,0 +1,21 @@
+"""Entry point of the `vllm.general_plugins` group. It registers, and does nothing else.
+
+vLLM calls it in the front end, the engine core and every worker, some of them more than once.
+"""
+
+_registered = False
+
+
+def register() -> None:
+    """Offer the paged layer to vLLM; without a `wisp` configuration stock vLLM is what runs."""
+    global _registered
+    if _registered:
+        return
+    _registered = True
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    from wisp.engines.vllm.layer import PagedRoutedExperts
+    from wisp.engines.vllm.patches import engine_args
+
+    RoutedExperts.register_oot(PagedRoutedExperts)
+    engine_args.install()

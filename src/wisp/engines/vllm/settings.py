@@ -1,0 +1,73 @@
+"""What the user asked of paging: the `wisp` key of vLLM's `--additional-config`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from wisp.errors import ConfigError, UnknownPolicyError
+from wisp.pager.host_memory import PAGE_LOCK_CHOICES, PageLock
+from wisp.policies import POLICIES
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+@dataclass(frozen=True)
+class WispSettings:
+    """Checked when made; `ConfigError` says what is wrong and what would be right."""
+
+    expert_slots: int
+    """Experts of each layer that are resident at a time."""
+    policy: str = "lru"
+    page_lock: PageLock = "auto"
+    break_expert: bool = False
+    """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.expert_slots, bool) or not isinstance(self.expert_slots, int):
+            raise ConfigError(f"expert_slots must be a whole number of experts, not {self.expert_slots!r}")
+        if self.expert_slots < 1:
+            raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
+        if self.policy not in POLICIES:
+            raise UnknownPolicyError(self.policy, list(POLICIES))
+        if self.page_lock not in PAGE_LOCK_CHOICES:
+            raise ConfigError(
+                f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}"
+            )
+
+    @classmethod
+    def parse(cls, raw: object) -> "WispSettings":
+        """Read the value of the `wisp` key, a mapping such as `{"expert_slots": 16}`."""
+        if not isinstance(raw, Mapping):
+            raise ConfigError(
+                f"the wisp configuration must be an object such as {{'expert_slots': 16}}, not {raw!r}"
+            )
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(raw) - known):
+            raise ConfigError(f"unknown wisp setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
+        if "expert_slots" not in raw:
+            raise ConfigError(
+                "the wisp configuration lacks expert_slots, the experts of each layer to keep resident"
+            )
+        return cls(**raw)
+
+    @classmethod
+    def of(cls, vllm_config: "VllmConfig") -> "WispSettings | None":
+        """The settings of this engine; None where paging is off."""
+        extra: Any = vllm_config.additional_config
+        if not isinstance(extra, Mapping) or "wisp" not in extra:
+            return None
+        return cls.parse(extra["wisp"])
+
+    def check_model(self, num_experts: int, top_k: int, *, waves_by_expert: bool) -> None:
+        """Compare the slots with a model's experts; `waves_by_expert` says what its kernel allows below top-k."""
+        if self.expert_slots > num_experts:
+            raise ConfigError(
+                f"expert_slots is {self.expert_slots} but a layer of this model has {num_experts} experts; "
+                f"set it to {num_experts} or less, or serve without wisp"
+            )
+        if self.expert_slots < top_k and not waves_by_expert:
+            raise ConfigError(
+                f"expert_slots is {self.expert_slots} but a token of this model needs {top_k} experts at once, and "
+                f"this MoE kernel cannot compute a token in parts; set expert_slots to {top_k} or more"
+            )

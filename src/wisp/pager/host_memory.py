@@ -1,0 +1,123 @@
+"""Host memory of exact size for a backing store, page-locked where a GPU will read it.
+
+An anonymous mapping is used instead of the engine's usual page-locked allocator, which rounds every
+allocation up to a power of two and so can take nearly twice the memory.
+"""
+
+import logging
+import mmap
+import weakref
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from wisp.errors import ConfigError, HostMemoryError
+from wisp.units import format_bytes
+
+PageLock = Literal["auto", "require", "off"]
+"""`auto` page-locks for a GPU and warns if the system refuses; `require` makes a refusal an error."""
+
+PAGE_LOCK_CHOICES: tuple[PageLock, ...] = ("auto", "require", "off")
+HEADROOM_BYTES = 1 << 30
+"""Left to the rest of the system when the available memory is checked."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """What this process may still use, and which limit says so."""
+
+    available_bytes: int
+    limited_by: str
+
+    @classmethod
+    def read(cls, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> "HostMemory":
+        """Read the machine's free memory and the control group's limit; the smaller one counts."""
+        machine = cls(_meminfo(proc / "meminfo", "MemAvailable"), "the machine's available memory")
+        limit = _cgroup_available(cgroup)
+        if limit is None or limit >= machine.available_bytes:
+            return machine
+        return cls(limit, "the control group's memory limit")
+
+    def check(self, need_bytes: int, what: str) -> None:
+        """Raise `HostMemoryError` unless `need_bytes` fit beside `HEADROOM_BYTES`."""
+        room = self.available_bytes - HEADROOM_BYTES
+        if need_bytes <= room:
+            return
+        raise HostMemoryError(
+            f"{what} needs {format_bytes(need_bytes)} of host memory, but {self.limited_by} leaves "
+            f"{format_bytes(max(room, 0))} (after {format_bytes(HEADROOM_BYTES)} of headroom); give the process "
+            f"{format_bytes(need_bytes - room)} more, or serve a smaller or more strongly quantised model"
+        )
+
+
+def _meminfo(path: Path, key: str) -> int:
+    for line in path.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == key:
+            return int(rest.split()[0]) * 1024
+    raise HostMemoryError(f"{path} has no {key} line, so the free host memory is unknown")
+
+
+def _cgroup_available(root: Path) -> int | None:
+    """Bytes left under the control group's limit (v2, then v1); None where there is no limit."""
+    for limit_name, usage_name, cache_key in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit = (root / limit_name).read_text().strip()
+            usage = int((root / usage_name).read_text())
+            stat = dict(
+                line.split() for line in (root / limit_name).with_name("memory.stat").read_text().splitlines()
+            )
+        except (OSError, ValueError):
+            continue
+        if limit == "max" or int(limit) >= 1 << 60:
+            return None
+        # Clean page cache is given back under pressure, so it is not in use for this purpose.
+        return int(limit) - usage + int(stat.get(cache_key, 0))
+    return None
+
+
+class HostRegion:
+    """`nbytes` of zeroed host memory that starts on a page boundary.
+
+    `page_locked` says whether a GPU can copy from it without a detour through a staging buffer.
+    """
+
+    def __init__(self, nbytes: int, *, page_lock: PageLock, device: torch.device) -> None:
+        if page_lock not in PAGE_LOCK_CHOICES:
+            raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {page_lock!r}")
+        try:
+            self._map = mmap.mmap(-1, nbytes)
+        except OSError as error:
+            raise HostMemoryError(
+                f"cannot map {format_bytes(nbytes)} of host memory for the backing store: {error}; "
+                f"free memory or raise the limit on address space (ulimit -v)"
+            ) from error
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer, larger pages lock several times faster
+        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+        self.page_locked = False
+        if device.type == "cuda" and page_lock != "off":
+            self._lock(page_lock)
+
+    def _lock(self, page_lock: PageLock) -> None:
+        address, nbytes = self.bytes.data_ptr(), self.bytes.numel()
+        runtime = torch.cuda.cudart()
+        failure = int(runtime.cudaHostRegister(address, nbytes, 0))
+        if failure == 0:
+            self.page_locked = True
+            weakref.finalize(self, runtime.cudaHostUnregister, address)
+            return
+        message = (
+            f"the system refused to page-lock {format_bytes(nbytes)} of host memory (CUDA error {failure}); raise "
+            f"the limit on locked memory (ulimit -l unlimited), or under WSL2 give it more memory"
+        )
+        if page_lock == "require":
+            raise HostMemoryError(message + ", or set page_lock to auto")
+        logger.warning("%s. Experts are copied from ordinary memory instead, several times slower.", message)
