@@ -24,7 +24,7 @@ class CopyClock:
             yield
             self._seconds += time.perf_counter() - start_seconds
             return
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         yield
         end.record()
@@ -32,7 +32,7 @@ class CopyClock:
 
     def harvest(self) -> float:
         """Seconds of the regions that finished since the last call."""
-        while self._open and self._open[0][1].query():
+        while self._open and self._open[0][1].query():  # type: ignore[no-untyped-call]
             start, end = self._open.popleft()
             self._seconds += start.elapsed_time(end) / 1000.0
         seconds, self._seconds = self._seconds, 0.0

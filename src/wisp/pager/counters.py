@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from wisp.errors import StatsError
 
 FIELDS = ("steps", "references", "faults", "bytes_moved", "evictions", "waves", "copy_seconds")
-"""Per layer: steps planned (one that ran in groups of tokens counts as several); distinct experts they needed; loads; bytes loaded; experts that lost their slot;
-kernel waves; seconds spent copying (on a GPU, of its copy stream's time)."""
+"""Per layer: steps planned (one that ran in groups of tokens counts as several); distinct experts they needed;
+loads; bytes loaded; experts that lost their slot; kernel waves; seconds spent copying (on a GPU: of its stream)."""
 
 _MAGIC = b"WISPCNT1"
 _HEADER_BYTES = 1 << 16

@@ -71,9 +71,7 @@ def _cgroup_available(root: Path) -> int | None:
         try:
             limit = (root / limit_name).read_text().strip()
             usage = int((root / usage_name).read_text())
-            stat = dict(
-                line.split() for line in (root / limit_name).with_name("memory.stat").read_text().splitlines()
-            )
+            stat = dict(line.split() for line in (root / limit_name).with_name("memory.stat").read_text().splitlines())
         except (OSError, ValueError):
             continue
         if limit == "max" or int(limit) >= 1 << 60:
@@ -108,7 +106,7 @@ class HostRegion:
 
     def _lock(self, page_lock: PageLock) -> None:
         address, nbytes = self.bytes.data_ptr(), self.bytes.numel()
-        runtime = torch.cuda.cudart()
+        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failure = int(runtime.cudaHostRegister(address, nbytes, 0))
         if failure == 0:
             self.page_locked = True

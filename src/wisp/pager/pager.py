@@ -25,9 +25,7 @@ class ExpertPager:
         self.resident, self.store, self.pool = resident, store, pool
         self._counters, self._layer = counters, layer
         self._clock = CopyClock(pool.device)
-        self._slot_of = (
-            resident.slot_table()
-        )  # as of the wave that runs; the resident set is a whole step ahead
+        self._slot_of = resident.slot_table()  # as of the wave that runs; the resident set is a whole step ahead
         self.observe: Callable[[PagePlan], None] | None = None
         """Called with every plan once it is decided, before its copies."""
 
@@ -46,9 +44,7 @@ class ExpertPager:
                 yield wave
             finished = True
         finally:
-            if (
-                not finished
-            ):  # a copy or a kernel failed: the page table must not promise bytes that never came
+            if not finished:  # a copy or a kernel failed: the page table must not promise bytes that never came
                 self.resident.abandon(plan)
                 self._slot_of = self.resident.slot_table()
         self._count(plan)

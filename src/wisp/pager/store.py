@@ -35,9 +35,7 @@ class HostStore:
             end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
         self._region = HostRegion(end, page_lock=page_lock, device=torch.device(device))
         self.tensors = {
-            name: self._region.bytes[starts[name] : starts[name] + tensor.nbytes]
-            .view(tensor.dtype)
-            .view(tensor.shape)
+            name: self._region.bytes[starts[name] : starts[name] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
             for name, tensor in like.items()
         }
 

@@ -18,9 +18,7 @@ class TokenGroup:
     experts: tuple[int, ...]
 
 
-def group_tokens(
-    choices: Sequence[Sequence[int]], slots: int, resident: Sequence[int] = ()
-) -> list[TokenGroup]:
+def group_tokens(choices: Sequence[Sequence[int]], slots: int, resident: Sequence[int] = ()) -> list[TokenGroup]:
     """Split the rows of `choices` ([tokens, k] expert ids) into groups of at most `slots` distinct experts.
 
     Greedy, rows in order: each group takes every remaining row that still fits. The first group starts from the

@@ -81,10 +81,7 @@ class ExpertMapKernel:
         from vllm.model_executor.layers.fused_moe.fused_moe import try_get_optimal_moe_config
 
         hidden_states, topk_ids = arguments["hidden_states"], arguments["topk_ids"]
-        w1, w2 = (
-            torch.Size((self._pager.resident.num_experts, *arguments[name].shape[1:]))
-            for name in ("w1", "w2")
-        )
+        w1, w2 = (torch.Size((self._pager.resident.num_experts, *arguments[name].shape[1:])) for name in ("w1", "w2"))
         tiles: dict[str, int] = try_get_optimal_moe_config(
             w1,
             w2,
@@ -144,9 +141,7 @@ class PartialOutputs:
     Made at its largest size when the layers are built, so that the engine's memory profile contains it.
     """
 
-    def __init__(
-        self, tokens: int, top_k: int, hidden: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
+    def __init__(self, tokens: int, top_k: int, hidden: int, dtype: torch.dtype, device: torch.device) -> None:
         self._buffer = torch.zeros(tokens * top_k * hidden, dtype=dtype, device=device)
 
     def take(self, outputs: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.checks import check_engine
-from wisp.engines.vllm.kernels import ExpertMapKernel, PagedKernel, kernel_kind
+from wisp.engines.vllm.kernels import ExpertMapKernel, PagedKernel, SlotIdKernel, kernel_kind
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
@@ -69,15 +69,11 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     ) -> torch.Tensor:
         """As in vLLM. On a CPU, where vLLM traces this code for `torch.compile`, paging hides in an op."""
         if x.device.type == "cpu":
-            return torch.ops.wisp.paged_experts(x, topk_weights, topk_ids, self.layer_name)
-        output: torch.Tensor = super().forward_modular(
-            x, topk_weights, topk_ids, shared_experts, shared_experts_input
-        )
+            return paged_experts(x, topk_weights, topk_ids, self.layer_name)
+        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
         return output
 
-    def forward_paged(
-        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
-    ) -> torch.Tensor:
+    def forward_paged(self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
         """Run the engine's own path; its kernel's `apply` is ours."""
         output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids)
         return output
@@ -160,9 +156,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             layer=counters.add_layer(self.layer_name, page_locked=self._store.page_locked),
         )
         if kind is ExpertMapKernel:
-            self._kernel = ExpertMapKernel(
-                experts, self._pager, self._worker.partial_outputs_for(self, device)
-            )
+            self._kernel = ExpertMapKernel(experts, self._pager, self._worker.partial_outputs_for(self, device))
         else:
             self._kernel = kind(experts, self._pager)
         self._worker.pagers.append(self._pager)
@@ -170,9 +164,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
 
 @torch.library.custom_op("wisp::paged_experts", mutates_args=())
-def paged_experts(
-    x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: str
-) -> torch.Tensor:
+def paged_experts(x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, layer_name: str) -> torch.Tensor:
     """Opaque to `torch.compile`: [tokens, hidden] in, the same out."""
     layer: PagedRoutedExperts = get_forward_context().no_compile_layers[layer_name].routed_experts
     return layer.forward_paged(x, topk_weights, topk_ids)

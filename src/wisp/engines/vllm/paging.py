@@ -79,9 +79,7 @@ class WorkerPaging:
         """The worker's buffer for choice outputs, made at the first call."""
         if self.partial_outputs is None:
             tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
-            self.partial_outputs = PartialOutputs(
-                tokens, layer.top_k, layer.hidden_size, layer.params_dtype, device
-            )
+            self.partial_outputs = PartialOutputs(tokens, layer.top_k, layer.hidden_size, layer.params_dtype, device)
         return self.partial_outputs
 
     def forget_warm_up(self) -> None:

@@ -31,24 +31,18 @@ class WispSettings:
         if self.policy not in POLICIES:
             raise UnknownPolicyError(self.policy, list(POLICIES))
         if self.page_lock not in PAGE_LOCK_CHOICES:
-            raise ConfigError(
-                f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}"
-            )
+            raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}")
 
     @classmethod
     def parse(cls, raw: object) -> "WispSettings":
         """Read the value of the `wisp` key, a mapping such as `{"expert_slots": 16}`."""
         if not isinstance(raw, Mapping):
-            raise ConfigError(
-                f"the wisp configuration must be an object such as {{'expert_slots': 16}}, not {raw!r}"
-            )
+            raise ConfigError(f"the wisp configuration must be an object such as {{'expert_slots': 16}}, not {raw!r}")
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(raw) - known):
             raise ConfigError(f"unknown wisp setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
         if "expert_slots" not in raw:
-            raise ConfigError(
-                "the wisp configuration lacks expert_slots, the experts of each layer to keep resident"
-            )
+            raise ConfigError("the wisp configuration lacks expert_slots, the experts of each layer to keep resident")
         return cls(**raw)
 
     @classmethod
