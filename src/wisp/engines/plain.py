@@ -42,7 +42,7 @@ class PagedMoE:
         are there and summed once, in the order of the choices: the order of the waves leaves no trace in the bits.
         """
         choices = torch.empty((*topk_ids.shape, x.shape[1]), dtype=torch.float32, device=x.device)
-        for wave in self.pager.step(topk_ids.unique().tolist()):
+        for wave in self.pager.step(topk_ids.flatten().tolist()):
             slots_of = self.pager.slots_of(wave)
             for expert in wave.experts:
                 rows, ranks = torch.nonzero(topk_ids == expert, as_tuple=True)

@@ -69,7 +69,8 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     ) -> torch.Tensor:
         """As in vLLM. On a CPU, where vLLM traces this code for `torch.compile`, paging hides in an op."""
         if x.device.type == "cpu":
-            return paged_experts(x, topk_weights, topk_ids, self.layer_name)
+            hidden: torch.Tensor = torch.ops.wisp.paged_experts(x, topk_weights, topk_ids, self.layer_name)
+            return hidden
         output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
         return output
 
@@ -158,7 +159,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         if kind is ExpertMapKernel:
             self._kernel = ExpertMapKernel(experts, self._pager, self._worker.partial_outputs_for(self, device))
         else:
-            self._kernel = kind(experts, self._pager)
+            self._kernel = SlotIdKernel(experts, self._pager)
         self._worker.pagers.append(self._pager)
         experts.apply = self._kernel.run  # shadows the method on this instance
 
