@@ -8,7 +8,8 @@ WispError
 ├── HostMemoryError           the backing store does not fit into host memory
 ├── CheckpointError           a checkpoint is missing, truncated or of another shape
 ├── TraceError                a trace file is foreign, truncated or of another version
-└── StatsError                a server's counters cannot be read
+├── StatsError                a server's counters cannot be read
+└── VerifyError               an engine of a comparison did not run to its end
 """
 
 
@@ -56,3 +57,7 @@ class TraceError(WispError):
 
 class StatsError(WispError):
     """A server's counters cannot be read."""
+
+
+class VerifyError(WispError):
+    """An engine of a comparison did not run to its end, so nothing can be said about its output."""

@@ -1,0 +1,165 @@
+"""One engine of a comparison, in a process of its own: `python -m wisp.engines.vllm.verify.arm REQUEST.json`."""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wisp.engines.vllm.verify.record import RECORDING_SCHEDULER, SCHEDULE_FILE_VARIABLE, steps_of
+from wisp.engines.vllm.verify.workload import Arrival, Workload
+from wisp.errors import VerifyError, WispError
+
+
+@dataclass(frozen=True)
+class ArmRequest:
+    """What the process is to run; `settings` is the wisp configuration, None for the stock engine."""
+
+    model: str
+    settings: dict[str, Any] | None
+    workload_file: str
+    result_file: str
+    engine_flags: tuple[str, ...] = ()
+    layerwise: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Token ids and, for each, the log-probabilities of the best tokens by id."""
+
+    token_ids: list[int]
+    logprobs: list[dict[str, float]]
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class LayerResult:
+    """One layer's recorded calls against the same layer computed from all of its experts."""
+
+    layer: str
+    calls: int
+    identical: int
+    largest_difference: float
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What the process reports."""
+
+    answers: list[Answer]
+    steps: list[list[tuple[int, int]]]
+    counters: dict[str, float] | None
+    seconds: float
+    layers: list[LayerResult] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> "ArmResult":
+        """Read what `main` wrote."""
+        raw = json.loads(path.read_text())
+        if "error" in raw:
+            raise VerifyError(raw["error"])
+        return cls(
+            answers=[Answer(**answer) for answer in raw["answers"]],
+            steps=[[(place, count) for place, count in step] for step in raw["steps"]],
+            counters=raw["counters"],
+            seconds=raw["seconds"],
+            layers=[LayerResult(**layer) for layer in raw["layers"]],
+        )
+
+
+def run(request: ArmRequest) -> ArmResult:
+    """Start the engine, replay the workload, report."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = Path(folder) / "schedule"
+        os.environ[SCHEDULE_FILE_VARIABLE] = str(record)
+        engine = _start(request)
+        recorder = None
+        if request.layerwise:
+            from wisp.engines.vllm.verify.layerwise import LayerRecorder
+
+            recorder = LayerRecorder.attach(engine)
+        start_seconds = time.perf_counter()
+        answers = _replay(engine, Workload.load(Path(request.workload_file)))
+        seconds = time.perf_counter() - start_seconds
+        layers = recorder.compare() if recorder else []
+        return ArmResult(answers, steps_of(record), _counters(engine), seconds, layers)
+
+
+def _start(request: ArmRequest) -> Any:
+    """An engine whose core runs in this process, so that arrivals and steps are in our hand."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    namespace = parser.parse_args(["--model", request.model, *request.engine_flags])
+    args = EngineArgs.from_cli_args(namespace)
+    args.scheduler_cls = RECORDING_SCHEDULER
+    args.async_scheduling = False
+    if request.settings is not None:
+        args.additional_config = {**(args.additional_config or {}), "wisp": request.settings}
+    return LLMEngine.from_engine_args(args)
+
+
+def _replay(engine: Any, workload: Workload) -> list[Answer]:
+    scheduler = engine.engine_core.engine_core.scheduler
+    waiting = list(enumerate(workload.arrivals))
+    finished: dict[str, Any] = {}
+    while waiting or scheduler.has_requests():
+        while waiting and (waiting[0][1].step <= scheduler.steps or not scheduler.has_requests()):
+            place, arrival = waiting.pop(0)
+            _add(engine, str(place), arrival)
+        for output in engine.step():
+            if output.finished:
+                finished[output.request_id] = output
+    return [_answer(finished[str(place)]) for place in range(len(workload.arrivals))]
+
+
+def _add(engine: Any, name: str, arrival: Arrival) -> None:
+    from vllm import SamplingParams
+
+    prompt = arrival.text if arrival.token_ids is None else {"prompt_token_ids": list(arrival.token_ids)}
+    params = SamplingParams(
+        temperature=0.0,
+        max_tokens=arrival.max_tokens,
+        logprobs=arrival.logprobs,
+        ignore_eos=arrival.ignore_eos,
+        stop_token_ids=list(arrival.stop_token_ids) or None,
+        detokenize=False,
+    )
+    engine.add_request(name, prompt, params)
+
+
+def _answer(output: Any) -> Answer:
+    (completion,) = output.outputs
+    logprobs = [{str(token): float(entry.logprob) for token, entry in best.items()} for best in completion.logprobs]
+    return Answer(list(completion.token_ids), logprobs, output.num_cached_tokens or 0)
+
+
+def _counters(engine: Any) -> dict[str, float] | None:
+    """The engine's paging counters, summed over layers and ranks; None for the stock engine."""
+    from wisp.engines.vllm.paging import counters_files
+    from wisp.pager.counters import Counters, merged
+
+    files = counters_files(engine.vllm_config.instance_id)
+    return merged([Counters.open(file) for file in files]) if files else None
+
+
+def main() -> None:
+    """Read the request, run it, write the result."""
+    raw = json.loads(Path(sys.argv[1]).read_text())
+    request = ArmRequest(**{**raw, "engine_flags": tuple(raw["engine_flags"])})
+    try:
+        result = asdict(run(request))
+    except WispError as error:
+        Path(request.result_file).write_text(json.dumps({"error": str(error)}))
+        sys.exit(2)
+    Path(request.result_file).write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

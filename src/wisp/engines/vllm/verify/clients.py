@@ -1,0 +1,134 @@
+"""A paged server under concurrent clients, against the unpaged engine replaying the very schedule that came about."""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from wisp.engines.vllm.verify.arm import Answer, ArmResult
+from wisp.engines.vllm.verify.compare import Verdict, environment, judge, run_arm
+from wisp.engines.vllm.verify.record import RECORDING_SCHEDULER, SCHEDULE_FILE_VARIABLE, arrivals_of, steps_of
+from wisp.engines.vllm.verify.workload import PREFIX, TEXTS
+from wisp.errors import VerifyError
+
+LOGPROBS = 10
+START_SECONDS = 600
+SERVER_FLAGS = ("--no-async-scheduling", "--scheduler-cls", RECORDING_SCHEDULER)
+"""Without asynchronous scheduling a step is scheduled after the one before has been answered, so that what arrives
+before which step decides everything."""
+
+
+@dataclass(frozen=True)
+class _Server:
+    url: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+
+async def _converse(url: str, model: str, client: int, turns: int, max_tokens: int) -> list[tuple[str, Answer]]:
+    """One conversation; returns (response id, answer) for each turn."""
+    from openai import AsyncOpenAI
+
+    answers = []
+    messages: list[Any] = []
+    async with AsyncOpenAI(base_url=f"{url}/v1", api_key="-", max_retries=0, timeout=START_SECONDS) as api:
+        for turn in range(turns):
+            text = TEXTS[(client + turn) % len(TEXTS)]
+            messages.append({"role": "user", "content": PREFIX * (client % 3) + text})
+            response = await api.chat.completions.create(
+                model=model,
+                messages=messages,
+                temperature=0.0,
+                max_tokens=max_tokens,
+                logprobs=True,
+                top_logprobs=LOGPROBS,
+                extra_body={"return_token_ids": True, "return_tokens_as_token_ids": True},
+            )
+            (choice,) = response.choices
+            messages.append({"role": "assistant", "content": choice.message.content or ""})
+            answers.append((response.id, _answer(choice)))
+    return answers
+
+
+def _answer(choice: Any) -> Answer:
+    entries = choice.logprobs.content or []
+    best = [
+        {entry.token.removeprefix("token_id:"): entry.logprob for entry in [*position.top_logprobs, position]}
+        for position in entries
+    ]
+    return Answer(token_ids=list(choice.token_ids), logprobs=best, cached_tokens=0)
+
+
+def compare_under_clients(
+    model: str, expert_slots: int, clients: int, flags: Sequence[str] = (), *, turns: int = 2, max_tokens: int = 48
+) -> tuple[Verdict, int]:
+    """Serve `clients` concurrent conversations paged, replay their schedule unpaged; (verdict, steps)."""
+    with tempfile.TemporaryDirectory(prefix="wisp-verify-") as folder:
+        record = Path(folder) / "schedule"
+        with _serving(model, expert_slots, flags, record, Path(folder) / "log") as server:
+
+            async def everyone() -> list[list[tuple[str, Answer]]]:
+                talks = [_converse(server.url, model, client, turns, max_tokens) for client in range(clients)]
+                return await asyncio.gather(*talks)
+
+            answered = dict(pair for talk in asyncio.run(everyone()) for pair in talk)
+        request_ids, workload = arrivals_of(record, logprobs=LOGPROBS)
+        paged = ArmResult([_of(answered, name) for name in request_ids], steps_of(record), None, 0.0)
+    unpaged = run_arm(model, None, workload, flags)
+    return judge(unpaged, paged), len(paged.steps)
+
+
+def _of(answered: dict[str, Answer], request_id: str) -> Answer:
+    """vLLM appends to the id that the client sees."""
+    for response_id, answer in answered.items():
+        if request_id.startswith(response_id):
+            return answer
+    raise VerifyError(f"the server computed request {request_id}, which no client asked for; is someone else using it?")
+
+
+@contextmanager
+def _serving(model: str, expert_slots: int, flags: Sequence[str], record: Path, log: Path) -> Iterator[_Server]:
+    """`wisp serve` on a free port, until the block ends."""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "wisp.cli.main", "serve", model, "--expert-slots", str(expert_slots)]
+    command += ["--host", "127.0.0.1", "--port", str(port), *SERVER_FLAGS, *flags]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment(**{SCHEDULE_FILE_VARIABLE: str(record)})
+        )
+    server = _Server(f"http://127.0.0.1:{port}", process, log)
+    try:
+        _wait_until_ready(server)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_until_ready(server: _Server) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline and server.process.poll() is None:
+        try:
+            if httpx.get(f"{server.url}/health", timeout=2).status_code == 200:
+                return
+        except httpx.HTTPError:
+            pass
+        time.sleep(0.5)
+    tail = "\n".join(server.log.read_text(errors="replace").splitlines()[-15:])
+    raise VerifyError(f"the paged server did not start; its last words:\n{tail}")

@@ -1,0 +1,107 @@
+"""Run the stock engine and paged ones on one workload, and judge them bit by bit."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from wisp.engines.vllm.verify.arm import ArmRequest, ArmResult
+from wisp.engines.vllm.verify.workload import Workload
+from wisp.errors import VerifyError
+
+ENGINE_FLAGS = {
+    "--max-model-len": "2048",
+    "--max-num-batched-tokens": "256",
+    "--max-num-seqs": "8",
+    "--num-gpu-blocks-override": "1024",
+    "--seed": "0",
+}
+"""What both engines get unless the user says otherwise: chunks smaller than the longest prompts, and the same KV
+pool, since a different number of blocks would be a different schedule."""
+
+
+CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
+"""GiB that vLLM's CPU backend plans for KV; without it, nine tenths of the machine's memory, twice over when two
+engines run. The number of blocks is set above. A GPU ignores it."""
+
+
+def environment(**more: str) -> dict[str, str]:
+    """For an engine's process."""
+    return {**CPU_ENVIRONMENT, **os.environ, **more}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How one paged engine compares with the unpaged one."""
+
+    requests: int
+    same_tokens: int
+    same_logprobs: int
+    largest_difference: float
+    same_schedule: bool
+    cached_tokens: int
+
+    @property
+    def identical(self) -> bool:
+        """All tokens and all log-probabilities bitwise equal, under the same schedule."""
+        return self.same_schedule and self.same_tokens == self.same_logprobs == self.requests
+
+
+def judge(unpaged: ArmResult, paged: ArmResult) -> Verdict:
+    """Compare answers request by request."""
+    pairs = list(zip(unpaged.answers, paged.answers, strict=True))
+    differences = [
+        abs(a[token] - b[token])
+        for one, other in pairs
+        for a, b in zip(one.logprobs, other.logprobs, strict=False)
+        for token in a.keys() & b.keys()
+    ]
+    return Verdict(
+        requests=len(pairs),
+        same_tokens=sum(one.token_ids == other.token_ids for one, other in pairs),
+        same_logprobs=sum(one.logprobs == other.logprobs for one, other in pairs),
+        largest_difference=max(differences, default=0.0),
+        same_schedule=unpaged.steps == paged.steps,
+        cached_tokens=sum(answer.cached_tokens for answer in paged.answers),
+    )
+
+
+def engine_flags(user: Sequence[str]) -> tuple[str, ...]:
+    """The user's flags for vLLM, and ours where they are silent."""
+    named = {flag.split("=")[0] for flag in user if flag.startswith("--")}
+    ours = [part for flag, value in ENGINE_FLAGS.items() if flag not in named for part in (flag, value)]
+    return (*ours, *user)
+
+
+def run_arm(
+    model: str,
+    settings: dict[str, Any] | None,
+    workload: Workload,
+    flags: Sequence[str] = (),
+    *,
+    layerwise: bool = False,
+) -> ArmResult:
+    """Run one engine in a process of its own and return its report; `VerifyError` says why it did not finish."""
+    with tempfile.TemporaryDirectory(prefix="wisp-verify-") as folder:
+        home = Path(folder)
+        workload.save(home / "workload.json")
+        request = ArmRequest(
+            model, settings, str(home / "workload.json"), str(home / "result.json"), tuple(flags), layerwise
+        )
+        (home / "request.json").write_text(json.dumps(asdict(request)))
+        log = home / "log"
+        with log.open("w") as output:
+            command = [sys.executable, "-m", "wisp.engines.vllm.verify.arm", str(home / "request.json")]
+            ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment(), check=False)
+        result = home / "result.json"
+        if not result.exists():
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
+            raise VerifyError(
+                f"the engine ended with code {ended.returncode} before it had answered; its last words:\n{tail}"
+            )
+        return ArmResult.load(result)
