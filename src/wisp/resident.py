@@ -178,9 +178,7 @@ class ResidentSet:
             self._free.append(self._release(expert))
             self._free.sort(reverse=True)
 
-    def _cut(
-        self, experts: Sequence[int], missing: Sequence[int]
-    ) -> Iterator[tuple[tuple[int, ...], Sequence[int]]]:
+    def _cut(self, experts: Sequence[int], missing: Sequence[int]) -> Iterator[tuple[tuple[int, ...], Sequence[int]]]:
         """The waves of a step wider than the slots: experts, and which of them are missing."""
         room = self._slots - (len(experts) - len(missing))
         late = set(missing[room:])

@@ -49,9 +49,7 @@ class Replay:
         return self.total_faults * expert_bytes
 
 
-def simulate(
-    trace: RoutingTrace, slots: int, policy: str = POLICIES[0], *, layer: int | None = None
-) -> Replay:
+def simulate(trace: RoutingTrace, slots: int, policy: str = POLICIES[0], *, layer: int | None = None) -> Replay:
     """Replay every layer of the trace, or `layer` alone, each with `slots` slots and a policy of its own.
 
     Raises:

@@ -74,9 +74,7 @@ class RoutingTrace:
         spare_bits = row_bytes * 8 - num_experts
         if spare_bits and np.any(bits[..., -1] & ((1 << spare_bits) - 1)):
             raise TraceError(f"a step names an expert beyond the {num_experts} that the trace declares")
-        if tokens is not None and (
-            tokens.dtype != np.int64 or tokens.shape != bits.shape[1:2] or np.any(tokens < 0)
-        ):
+        if tokens is not None and (tokens.dtype != np.int64 or tokens.shape != bits.shape[1:2] or np.any(tokens < 0)):
             raise TraceError(f"token counts must be {bits.shape[1]} numbers of type int64, none negative")
         self._bits, self.num_experts, self.tokens = bits, num_experts, tokens
 
@@ -102,9 +100,7 @@ class RoutingTrace:
         return builder.trace()
 
     @classmethod
-    def from_membership(
-        cls, membership: NDArray[np.bool_], tokens: NDArray[np.int64] | None = None
-    ) -> "RoutingTrace":
+    def from_membership(cls, membership: NDArray[np.bool_], tokens: NDArray[np.int64] | None = None) -> "RoutingTrace":
         """A trace from bool [layers, steps, num_experts]: whether the step requires the expert."""
         return cls(np.packbits(membership, axis=2), membership.shape[2], tokens)
 
@@ -193,9 +189,7 @@ class TraceBuilder:
         if len(experts_by_layer) != self.layers:
             raise TraceError(f"a step of this trace has {self.layers} layers, not {len(experts_by_layer)}")
         if self._rows and (tokens is None) == bool(self._tokens):
-            raise TraceError(
-                f"step {len(self._rows)}: give the token count in every step of a trace or in none"
-            )
+            raise TraceError(f"step {len(self._rows)}: give the token count in every step of a trace or in none")
         membership = np.zeros((self.layers, self.num_experts), dtype=np.bool_)
         for layer, experts in enumerate(experts_by_layer):
             membership[layer, list(as_step(experts, self.num_experts))] = True
@@ -208,9 +202,7 @@ class TraceBuilder:
         bits = np.zeros((self.layers, len(self._rows), -(-self.num_experts // 8)), dtype=np.uint8)
         for index, row in enumerate(self._rows):
             bits[:, index] = row
-        return RoutingTrace(
-            bits, self.num_experts, np.array(self._tokens, dtype=np.int64) if self._tokens else None
-        )
+        return RoutingTrace(bits, self.num_experts, np.array(self._tokens, dtype=np.int64) if self._tokens else None)
 
 
 def _parse(data: bytes, path: str | Path) -> RoutingTrace:
@@ -227,9 +219,7 @@ def _parse(data: bytes, path: str | Path) -> RoutingTrace:
             )
         return RoutingTrace(fields["bits"], int(fields["num_experts"]), fields.get("tokens"))
     except (KeyError, ValueError, TypeError) as error:
-        raise TraceError(
-            f"{path} lacks a field of trace version {VERSION} ({error}); record it anew"
-        ) from error
+        raise TraceError(f"{path} lacks a field of trace version {VERSION} ({error}); record it anew") from error
 
 
 def _read_fields(data: bytes, path: str | Path) -> dict[str, NDArray[Any]]:

@@ -86,6 +86,4 @@ def reuse_share(trace: RoutingTrace, layer: int, within: int) -> float:
 
 def _check_length(trace: RoutingTrace, length: int, name: str) -> None:
     if not 1 <= length <= trace.steps:
-        raise ConfigError(
-            f"{name}={length} of a trace of {trace.steps} steps; set it to 1 up to {trace.steps}"
-        )
+        raise ConfigError(f"{name}={length} of a trace of {trace.steps} steps; set it to 1 up to {trace.steps}")
