@@ -26,6 +26,7 @@ class ExpertPager:
         self._counters, self._layer = counters, layer
         self._clock = CopyClock(pool.device)
         self._slot_of = resident.slot_table()  # as of the wave that runs; the resident set is a whole step ahead
+        self._running: PagePlan | None = None
         self.observe: Callable[[PagePlan], None] | None = None
         """Called with every plan once it is decided, before its copies."""
 
@@ -34,19 +35,18 @@ class ExpertPager:
 
         With `single_wave` a step wider than the slots raises `WorkingSetTooLargeError` and changes nothing.
         """
-        plan = self.resident.plan(experts, single_wave=single_wave)
-        if self.observe is not None:
-            self.observe(plan)
-        finished = False
+        self._abandon(self._running)  # the caller failed, and something still refers to that step's generator
+        plan = self._running = self.resident.plan(experts, single_wave=single_wave)
         try:
+            if self.observe is not None:
+                self.observe(plan)
             for wave in plan.waves:
                 self._load(wave)
                 yield wave
-            finished = True
+                assert self._running is plan, "the next step has begun before this one has ended"
+            self._running = None
         finally:
-            if not finished:  # a copy or a kernel failed: the page table must not promise bytes that never came
-                self.resident.abandon(plan)
-                self._slot_of = self.resident.slot_table()
+            self._abandon(plan)
         self._count(plan)
 
     def slots_of(self, wave: Wave) -> torch.Tensor:
@@ -62,9 +62,17 @@ class ExpertPager:
 
     def reset(self) -> None:
         """Evict everything, as after an engine's warm-up."""
+        self._abandon(self._running)
         for expert in self.resident.resident:
             self.resident.forget(expert)
         self._slot_of = self.resident.slot_table()
+
+    def _abandon(self, plan: PagePlan | None) -> None:
+        """If this step still runs, a copy or a kernel failed: promise none of the bytes that it was to bring."""
+        if plan is not None and plan is self._running:
+            self._running = None
+            self.resident.abandon(plan)
+            self._slot_of = self.resident.slot_table()
 
     def _load(self, wave: Wave) -> None:
         self._slot_of[list(wave.evictions)] = NOT_RESIDENT
