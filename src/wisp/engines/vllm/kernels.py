@@ -3,7 +3,8 @@
 `run` stands in for `fused_experts.apply` on one layer, after the engine has prepared its arguments.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -41,13 +42,11 @@ class ExpertMapKernel:
 
     def run(self, **arguments: Any) -> None:
         """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
-        from vllm.model_executor.layers.fused_moe import override_config
-
         topk_ids: torch.Tensor = arguments["topk_ids"]
         experts = distinct_experts(topk_ids)
         in_one_wave = len(experts) <= self._pager.resident.slots
         merged: torch.Tensor | None = None
-        with override_config(self._unpaged_tiles(arguments)):
+        with pinned_tiles(self._unpaged_tiles(arguments)):
             for wave in self._pager.step(experts):
                 slots_of = self._pager.slots_of(wave)
                 outputs = self._choice_outputs({**arguments, "expert_map": slots_of})
@@ -153,6 +152,19 @@ class PartialOutputs:
             )
         held = self._buffer[: outputs.numel()].view(outputs.shape)
         return held.copy_(outputs)
+
+
+@contextmanager
+def pinned_tiles(tiles: dict[str, int]) -> Iterator[None]:
+    """As vLLM's `override_config`, but undone after an error too; left behind, they would hold for every later step."""
+    from vllm.model_executor.layers import fused_moe
+
+    before = fused_moe.get_config()
+    fused_moe._config = tiles
+    try:
+        yield
+    finally:
+        fused_moe._config = before
 
 
 def distinct_experts(topk_ids: torch.Tensor) -> list[int]:
