@@ -3,14 +3,12 @@
 vLLM builds layers one by one and hands them nothing of ours, so they meet here, by the engine's instance id.
 """
 
-import os
-import tempfile
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wisp.engines.vllm import counter_files
 from wisp.engines.vllm.kernels import PartialOutputs
 from wisp.engines.vllm.patches import warm_up
 from wisp.engines.vllm.settings import WispSettings
@@ -24,14 +22,7 @@ if TYPE_CHECKING:
 _workers: dict[str, "WorkerPaging"] = {}
 
 
-def counters_directory() -> Path:
-    """Where workers keep their counters for others to read, private to this user."""
-    return Path(tempfile.gettempdir()) / f"wisp-{os.getuid()}"
-
-
-def counters_files(instance_id: str) -> list[Path]:
-    """The counters of one engine's workers, in the order of their ranks."""
-    return sorted(counters_directory().glob(f"{instance_id}-rank*.counters"))
+counters_files = counter_files.of_engine
 
 
 @dataclass
@@ -70,9 +61,9 @@ class WorkerPaging:
     def counters_for(self, facts: PoolFacts) -> Counters:
         """The worker's counters, made at the first call."""
         if self.counters is None:
-            name = f"{self.vllm_config.instance_id}-rank{self.vllm_config.parallel_config.rank}.counters"
+            path = counter_files.path_for(self.vllm_config.instance_id, self.vllm_config.parallel_config.rank)
             capacity = self.vllm_config.model_config.get_total_num_hidden_layers()
-            self.counters = Counters(facts, capacity, counters_directory() / name)
+            self.counters = Counters(facts, capacity, path)
         return self.counters
 
     def partial_outputs_for(self, layer: Any, device: torch.device) -> PartialOutputs:

@@ -1,0 +1,56 @@
+"""The `wisp` command. One file for each sub-command; this one collects them and turns errors into exit codes.
+
+Nothing here imports torch or an engine: a command does so once it knows that its arguments make sense.
+"""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+import wisp
+from wisp.cli import serve, stats, verify
+from wisp.cli.forwarding import FORWARDING, ForwardingCommand
+from wisp.errors import WispError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="wisp",
+    help="Serve mixture-of-experts models that do not fit in fast memory, on unmodified vLLM, with unchanged output.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+forwarding: Any = {"cls": ForwardingCommand, "context_settings": FORWARDING}
+app.command(short_help="Serve a model with some of its experts in fast memory.", **forwarding)(serve.serve)
+app.command(short_help="Show what paging does on a running server.")(stats.stats)
+app.command(short_help="Compare paged output with unpaged, bit by bit.", **forwarding)(verify.verify)
+
+
+@app.callback(invoke_without_command=True)
+def options(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Serve mixture-of-experts models that do not fit in fast memory, on unmodified vLLM, with unchanged output."""
+    if version:
+        typer.echo(f"wisp {wisp.__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line; an error of wisp's own is one paragraph and exit code 2."""
+    try:
+        app()
+    except WispError as error:
+        typer.echo(f"wisp: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The counters of a running server, read from its /metrics."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from wisp.engines.vllm.collector import COUNTERS, GAUGES, INFO
+from wisp.errors import StatsError
+from wisp.pager.counters import hit_ratio
+
+TIMEOUT_SECONDS = 10.0
+
+Fields = dict[str, float]
+
+
+@dataclass(frozen=True)
+class ServedCounters:
+    """What one scrape says. Fields are named as in `wisp.pager.counters.FIELDS`."""
+
+    layers: Mapping[str, Fields]
+    """Layer -> its counters over the tensor-parallel ranks, which page the same experts together."""
+    facts: Fields
+    """What the pools of one rank are like: layers, experts, expert_slots, expert_bytes, page_locked."""
+    ranks: int
+    kernel: str
+    device: str
+
+    @property
+    def total(self) -> Fields:
+        """The counters summed over the layers."""
+        return {field: sum(layer[field] for layer in self.layers.values()) for field in COUNTERS}
+
+    @property
+    def hit_ratio(self) -> float:
+        """Share of referenced experts that were resident."""
+        return hit_ratio(self.total)
+
+
+def scrape(url: str) -> ServedCounters:
+    """Read the counters of the server at `url` (its root, its /v1 or its /metrics); `StatsError` if it has none."""
+    import httpx
+
+    root = server_root(url)
+    try:
+        response = httpx.get(f"{root}/metrics", timeout=TIMEOUT_SECONDS, follow_redirects=True)
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise StatsError(f"{url!r} is no URL of a server ({error}); write it as in http://localhost:8000") from error
+    except httpx.HTTPError as error:
+        raise StatsError(
+            f"no answer from {root} ({error or type(error).__name__}); check host and port, and that `wisp serve` has "
+            f"finished starting there"
+        ) from error
+    if response.status_code != 200:
+        raise StatsError(
+            f"{root}/metrics answers {response.status_code}; name the root of a vLLM server, as in "
+            f"http://localhost:8000"
+        )
+    return parse(response.text, root)
+
+
+def server_root(url: str) -> str:
+    """`localhost:8000/v1/` -> `http://localhost:8000`."""
+    with_scheme = url if "://" in url else f"http://{url}"
+    return with_scheme.rstrip("/").removesuffix("/metrics").removesuffix("/v1").rstrip("/")
+
+
+def parse(text: str, source: str) -> ServedCounters:
+    """Read Prometheus text; `source` names the server in errors."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    try:
+        families = {family.name: family for family in text_string_to_metric_families(text)}
+    except (ValueError, KeyError, IndexError) as error:
+        raise StatsError(f"{source}/metrics is not Prometheus text ({error}); is a vLLM server there?") from error
+    if INFO.name not in families:
+        if any(name.startswith("vllm:") for name in families):
+            raise StatsError(
+                f"the vLLM server at {source} does not page experts; start it with `wisp serve MODEL --expert-slots N`"
+            )
+        raise StatsError(f"{source}/metrics has no wisp_* metrics; name the server that `wisp serve` runs")
+    layers: dict[str, Fields] = {}
+    for field, description in COUNTERS.items():
+        for sample in families[description.name].samples if description.name in families else ():
+            if not sample.name.endswith("_total"):  # when the series began, which some clients add
+                continue
+            layer = layers.setdefault(sample.labels["layer"], dict.fromkeys(COUNTERS, 0.0))
+            layer[field] = _over_ranks(field, layer[field], sample.value)
+    facts = {
+        field: families[description.name].samples[0].value if description.name in families else 0.0
+        for field, description in GAUGES.items()
+    }
+    ranks = families[INFO.name].samples
+    return ServedCounters(layers, facts, len(ranks), ranks[0].labels["kernel"], ranks[0].labels["device"])
+
+
+def _over_ranks(field: str, so_far: float, value: float) -> float:
+    """As `wisp.pager.counters.merged`: each rank moves bytes of its own, all other fields tell of the same events."""
+    return so_far + value if field == "bytes_moved" else max(so_far, value)

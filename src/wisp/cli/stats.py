@@ -1,0 +1,102 @@
+"""`wisp stats URL`: what paging does on a running server."""
+
+import json
+import re
+import time
+from typing import Annotated, Any
+
+import typer
+
+from wisp.errors import ConfigError
+from wisp.units import format_bytes, format_seconds
+
+REFRESH_SECONDS = 2.0
+
+
+def stats(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://localhost:8000.")],
+    layers: Annotated[bool, typer.Option("--layers", help="One row a layer as well.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on, every two seconds, until Ctrl-C.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+) -> None:
+    """Show hits, faults, bytes moved, evictions and waves of the server at URL."""
+    from wisp.cli.served_counters import scrape
+
+    if watch and as_json:
+        raise ConfigError("--watch and --json do not go together; call --json as often as you need it")
+    served = scrape(url)
+    if as_json:
+        typer.echo(json.dumps(as_dict(served), indent=2))
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console()
+    if not watch:
+        console.print(table(served, with_layers=layers))
+        return
+    with Live(table(served, with_layers=layers), console=console, auto_refresh=False) as live:
+        while True:
+            time.sleep(REFRESH_SECONDS)
+            before, served = served, scrape(url)
+            live.update(table(served, with_layers=layers, before=before), refresh=True)
+
+
+def as_dict(served: Any) -> dict[str, Any]:
+    """The same numbers for a program: totals, facts, and each layer."""
+    return {
+        "hit_ratio": served.hit_ratio,
+        "total": served.total,
+        "layers": served.layers,
+        "pool": {**served.facts, "ranks": served.ranks, "kernel": served.kernel, "device": served.device},
+    }
+
+
+def table(served: Any, *, with_layers: bool = False, before: Any = None) -> Any:
+    """A table of the totals and, if asked, of each layer; `before` is an earlier scrape to show what came since."""
+    from rich import box
+    from rich.table import Table
+
+    facts = served.facts
+    title = (
+        f"{facts['expert_slots']:.0f} of {facts['experts']:.0f} experts resident in each of {facts['layers']:.0f} "
+        f"layers, {format_bytes(int(facts['expert_bytes']))} an expert"
+    )
+    locked = "page-locked" if facts["page_locked"] else "NOT page-locked"
+    where = served.kernel if served.device == "cpu" else f"{served.kernel}, backing store {locked}"
+    ranks = f", {served.ranks} ranks" if served.ranks > 1 else ""
+    result = Table(
+        title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=f"on {served.device} by {where}{ranks}"
+    )
+    result.add_column("", no_wrap=True)
+    for heading in ("hit ratio", "references", "faults", "evictions", "waves", "moved", "copying"):
+        result.add_column(heading, justify="right", no_wrap=True)
+    if with_layers:
+        for name, fields in served.layers.items():
+            result.add_row(_short(name), *_cells(fields))
+        result.add_section()
+    result.add_row("total", *_cells(served.total))
+    if before is not None:
+        since = {field: value - before.total[field] for field, value in served.total.items()}
+        result.add_row(f"last {REFRESH_SECONDS:.0f} s", *_cells(since))
+    return result
+
+
+def _short(layer: str) -> str:
+    """`model.layers.7.mlp.experts` -> `layer 7`; a name without a number stays."""
+    number = re.search(r"\.(\d+)\.", layer)
+    return f"layer {number[1]}" if number else layer
+
+
+def _cells(fields: dict[str, float]) -> list[str]:
+    from wisp.pager.counters import hit_ratio
+
+    return [
+        f"{hit_ratio(fields):.1%}" if fields["references"] else "-",
+        f"{fields['references']:,.0f}",
+        f"{fields['faults']:,.0f}",
+        f"{fields['evictions']:,.0f}",
+        f"{fields['waves']:,.0f}",
+        format_bytes(int(fields["bytes_moved"])),
+        format_seconds(fields["copy_seconds"]),
+    ]

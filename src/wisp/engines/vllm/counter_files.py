@@ -1,0 +1,69 @@
+"""Where workers keep their counters for others to read, and who sweeps up.
+
+A file is named after its owner, the process whose end makes it waste: the front end under `wisp serve`, which says
+so in the environment of the processes that it starts, and otherwise the worker itself.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+OWNER_VARIABLE = "WISP_COUNTERS_OWNER"
+_SUFFIX = ".counters"
+
+
+def directory() -> Path:
+    """Private to this user."""
+    return Path(tempfile.gettempdir()) / f"wisp-{os.getuid()}"
+
+
+def owned_by_front_end() -> str | None:
+    """The process id of the `wisp serve` that this process belongs to; None under any other command."""
+    return os.environ.get(OWNER_VARIABLE) or None
+
+
+def path_for(instance_id: str, rank: int) -> Path:
+    """A worker's file; makes the directory, and removes what dead processes have left there."""
+    directory().mkdir(mode=0o700, exist_ok=True)
+    prune()
+    return directory() / f"{owned_by_front_end() or os.getpid()}-{instance_id}-rank{rank}{_SUFFIX}"
+
+
+def of_engine(instance_id: str) -> list[Path]:
+    """The counters of one engine's workers, in the order of their ranks."""
+    return _in_rank_order(f"*-{instance_id}-rank*{_SUFFIX}")
+
+
+def of_owner(owner: str) -> list[Path]:
+    """The counters of all workers that one front end has started, in the order of their ranks."""
+    return _in_rank_order(f"{owner}-*-rank*{_SUFFIX}")
+
+
+def remove(paths: list[Path]) -> None:
+    """Delete them; one that is gone already is fine."""
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def prune() -> None:
+    """Delete the files whose owner is dead."""
+    remove([path for path in directory().glob(f"*{_SUFFIX}") if not _is_alive(path.name.partition("-")[0])])
+
+
+def _in_rank_order(pattern: str) -> list[Path]:
+    return sorted(directory().glob(pattern), key=lambda path: (rank_of(path), path.name))
+
+
+def rank_of(path: Path) -> int:
+    """The tensor-parallel rank in the file's name."""
+    return int(path.name.removesuffix(_SUFFIX).rpartition("-rank")[2])
+
+
+def _is_alive(process_id: str) -> bool:
+    try:
+        os.kill(int(process_id), 0)
+    except (ProcessLookupError, ValueError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
