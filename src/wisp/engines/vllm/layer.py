@@ -14,6 +14,7 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
+from wisp.engines.vllm import failure
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.kernels import ExpertMapKernel, PagedKernel, SlotIdKernel, kernel_kind
@@ -34,6 +35,7 @@ NOT_PAGED = ("e_score_correction_bias", "w13_input_scale", "w2_input_scale", "ha
 class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not typed
     """`RoutedExperts` whose weights are slots. Without a `wisp` configuration it is `RoutedExperts` itself."""
 
+    @failure.handed_over()
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         vllm_config = get_current_vllm_config()
         settings = WispSettings.of(vllm_config)
@@ -126,6 +128,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         method.process_weights_after_loading = types.MethodType(process_weights_after_loading, method)
         method.requires_device_loading = False
 
+    @failure.handed_over()
     def _page(self) -> None:
         """Replace the parameters by slots and the kernel's `apply` by ours."""
         device = torch.device(self.moe_config.device)
