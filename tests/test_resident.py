@@ -6,10 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from wisp.errors import ConfigError, WorkingSetTooLargeError
+from wisp.errors import ConfigError, StepError, WorkingSetTooLargeError
 from wisp.policies import LRU, POLICIES, make_policy
 from wisp.resident import NOT_RESIDENT, Load, Move, PagePlan, ResidentSet, ResizePlan, Wave
-from wisp.trace import StepError
 
 EXPERTS = 12
 STEP = st.sets(st.integers(0, EXPERTS - 1), max_size=EXPERTS).map(sorted)

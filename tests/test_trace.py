@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wisp.errors import TraceError, WispError
-from wisp.trace import RoutingTrace, StepError, TraceBuilder, as_step
+from wisp.errors import StepError, TraceError, WispError
+from wisp.trace import RoutingTrace, TraceBuilder, as_step
 
 
 @st.composite

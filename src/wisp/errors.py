@@ -7,6 +7,7 @@ WispError
 ├── WorkingSetTooLargeError   one wave needs more experts than there are slots
 ├── HostMemoryError           the backing store does not fit into host memory
 ├── CheckpointError           a checkpoint is missing, truncated or of another shape
+├── StepError                 a step names experts that the layer does not have
 ├── TraceError                a trace file is foreign, truncated or of another version
 ├── StatsError                a server's counters cannot be read
 └── VerifyError               an engine of a comparison did not run to its end
@@ -49,6 +50,10 @@ class HostMemoryError(WispError):
 
 class CheckpointError(WispError):
     """A checkpoint is missing, truncated or of another shape."""
+
+
+class StepError(WispError, ValueError):
+    """The experts of a step are not ids of this layer's experts."""
 
 
 class TraceError(WispError):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wisp.errors import TraceError, WispError
+from wisp.errors import StepError, TraceError
 
 Step = Sequence[int]
 """The experts one step of one layer requires: distinct and ascending, possibly none."""
@@ -18,10 +18,6 @@ FORMAT = "wisp-routing-trace"
 VERSION = 1
 
 _ONES_IN_BYTE = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(axis=1, dtype=np.uint8)
-
-
-class StepError(WispError, ValueError):
-    """The experts of a step are not ids of this layer's experts."""
 
 
 def as_step(experts: Iterable[int], num_experts: int) -> tuple[int, ...]:

@@ -4,9 +4,12 @@ An anonymous mapping is used instead of the engine's usual page-locked allocator
 allocation up to a power of two and so can take nearly twice the memory.
 """
 
+import ctypes
 import logging
 import mmap
+import os
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,6 +25,9 @@ PageLock = Literal["auto", "require", "off"]
 PAGE_LOCK_CHOICES: tuple[PageLock, ...] = ("auto", "require", "off")
 HEADROOM_BYTES = 1 << 30
 """Left to the rest of the system when the available memory is checked."""
+
+PAGE_BYTES = 2 << 20
+"""A huge page."""
 
 logger = logging.getLogger(__name__)
 
@@ -82,30 +88,34 @@ def _cgroup_available(root: Path) -> int | None:
 
 
 class HostRegion:
-    """`nbytes` of zeroed host memory that starts on a page boundary.
+    """`nbytes` of zeroed host memory that starts at a multiple of `alignment`.
 
     `page_locked` says whether a GPU can copy from it without a detour through a staging buffer.
     """
 
-    def __init__(self, nbytes: int, *, page_lock: PageLock, device: torch.device) -> None:
+    def __init__(self, nbytes: int, *, alignment: int, page_lock: PageLock, device: torch.device) -> None:
         if page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {page_lock!r}")
         try:
-            self._map = mmap.mmap(-1, nbytes)
+            # What lies before the aligned start is never touched and so takes no memory.
+            mapped = mmap.mmap(-1, nbytes + alignment)
         except OSError as error:
             raise HostMemoryError(
                 f"cannot map {format_bytes(nbytes)} of host memory for the backing store: {error}; "
                 f"free memory or raise the limit on address space (ulimit -v)"
             ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._map.madvise(mmap.MADV_HUGEPAGE)  # fewer, larger pages lock several times faster
-        self.bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+            mapped.madvise(mmap.MADV_HUGEPAGE)  # fewer, larger pages lock several times faster
+        whole = torch.frombuffer(mapped, dtype=torch.uint8)
+        start = -whole.data_ptr() % alignment
+        self.bytes = whole[start : start + nbytes]
         self.page_locked = False
         if device.type == "cuda" and page_lock != "off":
             self._lock(page_lock)
 
     def _lock(self, page_lock: PageLock) -> None:
         address, nbytes = self.bytes.data_ptr(), self.bytes.numel()
+        _touch(self.bytes)
         runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         failure = int(runtime.cudaHostRegister(address, nbytes, 0))
         if failure == 0:
@@ -119,3 +129,14 @@ class HostRegion:
         if page_lock == "require":
             raise HostMemoryError(message + ", or set page_lock to auto")
         logger.warning("%s. Experts are copied from ordinary memory instead, several times slower.", message)
+
+
+def _touch(memory: torch.Tensor) -> None:
+    """Have the system provide the pages, by several threads: it zeroes them one by one otherwise."""
+    workers = min(16, os.cpu_count() or 1)
+    piece = max(PAGE_BYTES, -(-memory.numel() // workers) // PAGE_BYTES * PAGE_BYTES)
+    with ThreadPoolExecutor(workers) as pool:
+        starts = range(memory.data_ptr(), memory.data_ptr() + memory.numel(), piece)
+        end = memory.data_ptr() + memory.numel()
+        # ctypes releases the interpreter lock while memset runs
+        list(pool.map(lambda start: ctypes.memset(start, 0, min(piece, end - start)), starts))

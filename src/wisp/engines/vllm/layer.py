@@ -73,12 +73,18 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         if x.device.type == "cpu":
             hidden: torch.Tensor = torch.ops.wisp.paged_experts(x, topk_weights, topk_ids, self.layer_name)
             return hidden
-        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
-        return output
+        return self.forward_paged(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
 
-    def forward_paged(self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor) -> torch.Tensor:
+    def forward_paged(
+        self,
+        x: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+        shared_experts: Any = None,
+        shared_experts_input: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Run the engine's own path; its kernel's `apply` is ours."""
-        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids)
+        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
         return output
 
     def _check_method(self, settings: WispSettings) -> None:
@@ -128,13 +134,20 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         method.process_weights_after_loading = types.MethodType(process_weights_after_loading, method)
         method.requires_device_loading = False
 
+    def _take_repacked(self) -> None:
+        """Bring into the store what the engine has repacked; in a new one, where it has padded the experts."""
+        parameters = {name: parameter.data for name, parameter in self._expert_parameters().items()}
+        if any(tensor.shape != self._store.tensors[name].shape for name, tensor in parameters.items()):
+            self._store = HostStore(parameters, page_lock=self._settings.page_lock, device=self.moe_config.device)
+        for name, tensor in parameters.items():
+            if tensor.data_ptr() != self._store.tensors[name].data_ptr():
+                self._store.tensors[name].copy_(tensor)
+
     @failure.handed_over()
     def _page(self) -> None:
         """Replace the parameters by slots and the kernel's `apply` by ours."""
         device = torch.device(self.moe_config.device)
-        for name, parameter in self._expert_parameters().items():
-            if parameter.data_ptr() != self._store.tensors[name].data_ptr():  # the engine repacked it
-                self._store.tensors[name].copy_(parameter.data)
+        self._take_repacked()
         pool = (BrokenPool if self._settings.break_expert else SlotPool)(
             self._store, self._settings.expert_slots, device
         )
