@@ -15,7 +15,8 @@ def register() -> None:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     from wisp.engines.vllm.layer import PagedRoutedExperts
-    from wisp.engines.vllm.patches import engine_args
+    from wisp.engines.vllm.patches import engine_args, routed_experts
 
     RoutedExperts.register_oot(PagedRoutedExperts)
     engine_args.install()
+    routed_experts.install(PagedRoutedExperts)
