@@ -5,6 +5,7 @@ vLLM builds layers one by one and hands them nothing of ours, so they meet here,
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -19,8 +20,8 @@ from wisp.pager.pager import ExpertPager
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-_workers: dict[str, "WorkerPaging"] = {}
-
+_workers: WeakValueDictionary[str, "WorkerPaging"] = WeakValueDictionary()
+"""By instance id. The layers own theirs, so that a dropped engine takes its backing stores along."""
 
 counters_files = counter_files.of_engine
 
@@ -41,11 +42,11 @@ class WorkerPaging:
     @classmethod
     def of(cls, vllm_config: "VllmConfig", settings: WispSettings) -> "WorkerPaging":
         """The one of this engine, made at the first call."""
-        key = vllm_config.instance_id
-        if key not in _workers:
-            _workers[key] = cls(settings, vllm_config)
-            warm_up.install(_workers[key].forget_warm_up)
-        return _workers[key]
+        worker = _workers.get(vllm_config.instance_id)
+        if worker is None:
+            worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config)
+            warm_up.install(_forget_warm_up)
+        return worker
 
     def reserve(self, store_bytes: int) -> None:
         """Check one more layer's backing store against free host memory, before anything is loaded.
@@ -79,3 +80,8 @@ class WorkerPaging:
             pager.reset()
         if self.counters is not None:
             self.counters.reset()
+
+
+def _forget_warm_up(instance_id: str) -> None:
+    if (worker := _workers.get(instance_id)) is not None:
+        worker.forget_warm_up()

@@ -10,9 +10,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+_installed = False
 
-def install(forget: Callable[[], None]) -> None:
-    """Call `forget` after every warm-up of this process's worker."""
+
+def install(forget: Callable[[str], None]) -> None:
+    """Call `forget` with the engine's instance id after every warm-up in this process; the first call counts."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
@@ -25,7 +31,7 @@ def install(forget: Callable[[], None]) -> None:
     @wraps(original)
     def compile_or_warm_up_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        forget()
+        forget(self.vllm_config.instance_id)
         return result
 
     Worker.compile_or_warm_up_model = compile_or_warm_up_model
