@@ -59,6 +59,8 @@ class Counters:
             counters = cls(PoolFacts(**stored["facts"]), capacity=0)
             counters.layers, counters.page_locked = tuple(stored["layers"]), stored["page_locked"]
             counters._rows = _map_rows(path, mmap.ACCESS_READ)
+            if len(counters._rows) < len(counters.layers):
+                raise ValueError(f"{len(counters.layers)} layers but {len(counters._rows)} rows")
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise StatsError(f"{path} holds no readable wisp counters: {error}") from error
         return counters
