@@ -54,6 +54,8 @@ class PagePlan:
     """
 
     waves: tuple[Wave, ...]
+    direct: tuple[int, ...] = ()
+    """Experts of the only wave that get no slot: the kernel reads them from the backing store."""
 
     @property
     def loads(self) -> tuple[Load, ...]:
@@ -68,7 +70,7 @@ class PagePlan:
     @property
     def faults(self) -> int:
         """How many experts of the step were not resident before it."""
-        return sum(len(wave.loads) for wave in self.waves)
+        return sum(len(wave.loads) for wave in self.waves) + len(self.direct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class ResidentSet:
         table[list(self._slot_of.keys())] = list(self._slot_of.values())
         return table
 
-    def plan(self, step: Iterable[int], *, single_wave: bool = False) -> PagePlan:
+    def plan(self, step: Iterable[int], *, single_wave: bool = False, direct: bool = False) -> PagePlan:
         """Make every expert of the step resident for its wave, and say what to copy.
 
         The resident experts of the step run in the first wave, beside as many missing ones as there is room
@@ -130,6 +132,8 @@ class ResidentSet:
         Args:
             step: expert ids in any order, repeats allowed.
             single_wave: refuse a step wider than the slots, for a kernel that needs all experts at once.
+            direct: run a step wider than the slots in one wave; the missing experts that find no slot, the highest
+                ids, are the plan's `direct` ones, for a kernel that can read the backing store.
 
         Raises:
             StepError: an id is out of range. WorkingSetTooLargeError: see `single_wave`. Nothing has changed.
@@ -141,6 +145,11 @@ class ResidentSet:
         self._policy.touch(experts)
         if len(experts) <= self._slots:
             return PagePlan((self._run(experts, missing),))
+        if direct:
+            room = self._slots - (len(experts) - len(missing))
+            for expert in missing[room:]:
+                self._policy.forget(expert)
+            return PagePlan((self._run(experts, missing[:room]),), tuple(missing[room:]))
         return PagePlan(tuple(self._run(*wave) for wave in self._cut(experts, missing)))
 
     def resize(self, slots: int) -> ResizePlan:

@@ -1,0 +1,142 @@
+"""Paging decided on the device: what `pager.ExpertPager` does on the host, inside a CUDA graph.
+
+The decisions are those of `ResidentSet.plan(step, direct=True)` with LRU, expert by expert.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+
+from wisp.pager import device_kernels
+from wisp.pager.arena import Arena
+from wisp.pager.store import HostStore
+from wisp.resident import NOT_RESIDENT
+
+CHUNK = 16
+"""Ids compared with all experts at a time."""
+BLOCK_WORDS = 4096
+PROGRAMS = 16
+"""Programs that copy: enough for the link, few enough to leave other kernels alone (measured on an H200)."""
+
+
+class DeviceState:
+    """The page tables of all layers on the device, and totals that the host can read without waiting."""
+
+    def __init__(self, num_experts: int, direct_rows: Sequence[int], device: torch.device) -> None:
+        """`direct_rows`: for each layer the arena row of its backing store's expert 0."""
+        layers = len(direct_rows)
+        self.num_experts, self.device = num_experts, device
+        self.slot_of = torch.full((layers, num_experts), NOT_RESIDENT, dtype=torch.int32, device=device)
+        first = torch.tensor(direct_rows, dtype=torch.int64, device=device)
+        self._direct = first[:, None] + torch.arange(num_experts, dtype=torch.int64, device=device)
+        self.row_of = self._direct.clone()
+        self.last_used = torch.zeros((layers, num_experts), dtype=torch.int64, device=device)
+        self.fields = torch.zeros((layers, device_kernels.FIELDS), dtype=torch.int64, device=device)
+        self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
+        """A copy of `fields` in host memory, written by the device."""
+        self.mirror_on_device = device_view(self.mirror, device)
+
+    def reset(self) -> None:
+        """Evict everything and count from zero, as after an engine's warm-up."""
+        self.slot_of.fill_(NOT_RESIDENT)
+        self.row_of.copy_(self._direct)
+        for counted in (self.last_used, self.fields):
+            counted.zero_()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        self.mirror.zero_()
+
+
+class DevicePager:
+    """One layer's page table and copies on the device."""
+
+    def __init__(self, layer: int, state: DeviceState, store: HostStore, arena: Arena) -> None:
+        self.layer, self.store, self.arena = layer, store, arena
+        self.num_experts = store.num_experts
+        self._state = state
+        self._padded = triton.next_power_of_2(store.num_experts)
+        self._store_words = device_view(store.rows.view(torch.int32), arena.device)
+        self._arena_words = arena.rows.view(torch.int32)
+
+    def page(self, topk_ids: torch.Tensor) -> torch.Tensor:
+        """Make the experts of `topk_ids` [tokens, k] resident, as many as there are slots; no synchronisation.
+
+        Returns int64 [tokens * k]: the arena row of each choice. An expert beyond the slots has a row of the store.
+        """
+        ids = topk_ids.reshape(-1)
+        choice_rows = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+        state, shape = self._state, self.arena.shape
+        device_kernels.decide_and_gather[(self._programs(),)](
+            ids,
+            ids.numel(),
+            choice_rows,
+            state.slot_of[self.layer],
+            state.row_of[self.layer],
+            state.last_used[self.layer],
+            state.fields[self.layer],
+            state.mirror_on_device[self.layer],
+            self._store_words,
+            self._arena_words,
+            shape.slot_row(self.layer, 0),
+            shape.layers,
+            self.arena.direct_row(self.store),
+            self.num_experts,
+            shape.slots,
+            CHUNK=CHUNK,
+            EXPERTS=self._padded,
+            ROW_WORDS=self._store_words.shape[1],
+            BLOCK=BLOCK_WORDS,
+        )
+        return choice_rows
+
+    def rows_of(self, experts: torch.Tensor, row_of: torch.Tensor | None = None) -> torch.Tensor:
+        """The arena row of each expert id, int64, -1 for what is no expert; by the page table, or by `row_of`."""
+        table = self._state.row_of[self.layer] if row_of is None else row_of
+        rows = torch.empty(experts.shape, dtype=torch.int64, device=experts.device)
+        block = 1024
+        device_kernels.look_up[(triton.cdiv(experts.numel(), block),)](
+            experts, rows, experts.numel(), table, self.num_experts, BLOCK=block
+        )
+        return rows
+
+    def touch(self, topk_ids: torch.Tensor, moved: int) -> None:
+        """Count a step that the host streams: `moved` experts are read for it from the store."""
+        needed = torch.zeros(self.num_experts, dtype=torch.int32, device=topk_ids.device)
+        needed.index_fill_(0, topk_ids.reshape(-1).long(), 1)
+        state = self._state
+        device_kernels.touch[(1,)](
+            needed,
+            state.slot_of[self.layer],
+            state.last_used[self.layer],
+            state.fields[self.layer],
+            state.mirror_on_device[self.layer],
+            self.num_experts,
+            moved,
+            EXPERTS=self._padded,
+        )
+
+    def _programs(self) -> int:
+        return PROGRAMS if self.arena.device.type == "cuda" else 1
+
+
+class _Span:
+    """Host memory as CUDA sees it, for `torch.as_tensor`."""
+
+    def __init__(self, tensor: torch.Tensor, type_string: str) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": type_string,
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+            "strides": None,
+        }
+
+
+def device_view(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A contiguous page-locked int32 or int64 tensor, addressed by the device; on a CPU the tensor itself."""
+    if device.type != "cuda":
+        return tensor
+    view = torch.as_tensor(_Span(tensor, {torch.int32: "<i4", torch.int64: "<i8"}[tensor.dtype]), device=device)
+    assert view.data_ptr() == tensor.data_ptr(), "page-locked memory has one address on host and device"
+    return view

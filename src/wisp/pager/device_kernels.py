@@ -1,0 +1,183 @@
+"""Triton kernels that page on the device: no host round trip, so a CUDA graph can hold them.
+
+The state of a layer, by expert (`experts` entries each):
+    slot_of    int32, NOT_RESIDENT (-1) where an expert has no slot
+    row_of     int64, the row in which its bytes lie: its slot's in the arena, or its own in the backing store
+    last_used  int64, the layer's step that referenced it last
+and int64 `fields`, see below. Residents fill the slots from the lowest up, so their number says which slots are
+free. Victims are those of `ResidentSet` with LRU: the longest unused first, and of one step the higher id.
+
+A row is an index into the arena in units of one expert. The backing store's rows are reached by indices beyond the
+arena's end (host and device share one address space), so an engine's kernel can read an expert where it lies.
+"""
+
+import triton
+import triton.language as tl
+
+CLOCK = tl.constexpr(0)
+REFERENCES = tl.constexpr(1)
+FAULTS = tl.constexpr(2)
+EVICTIONS = tl.constexpr(3)
+MOVED = tl.constexpr(4)
+ARRIVED = tl.constexpr(5)
+FIELDS = 8
+"""`fields`: steps so far; totals of references, faults, evictions and experts read from the store; and how many
+programs of the running launch have read the state. Padded to 8 words a layer."""
+
+_NEVER = tl.constexpr(1 << 62)
+
+
+@triton.jit
+def _needed(ids, count, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
+    """Which experts the `count` ids name, each once: int32 [EXPERTS]."""
+    expert = tl.arange(0, EXPERTS)
+    needed = tl.zeros([EXPERTS], tl.int32)
+    for start in range(0, count, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
+        needed = tl.maximum(needed, tl.max((chosen[:, None] == expert[None, :]).to(tl.int32), axis=0))
+    return needed
+
+
+@triton.jit
+def _copy_share(source, target, program, programs, ROW_WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's blocks of one row of int32 words."""
+    word = tl.arange(0, BLOCK)
+    for block in range(program, tl.cdiv(ROW_WORDS, BLOCK), programs):
+        at = block * BLOCK + word
+        if ROW_WORDS % BLOCK == 0:
+            tl.store(target + at, tl.load(source + at))
+        else:
+            tl.store(target + at, tl.load(source + at, mask=at < ROW_WORDS), mask=at < ROW_WORDS)
+
+
+@triton.jit
+def decide_and_gather(
+    ids,
+    count,
+    choice_rows,
+    slot_of,
+    row_of,
+    last_used,
+    fields,
+    mirror,
+    store,
+    arena,
+    first_row,
+    row_stride,
+    direct_row,
+    num_experts,
+    slots,
+    CHUNK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Make the experts that `ids` names resident as far as there are slots, and copy their bytes.
+
+    `store` [experts, ROW_WORDS] and `arena` [rows, ROW_WORDS] are int32; slot s of the layer is row
+    first_row + s * row_stride, expert e of the store is row direct_row + e. Missing experts, ascending, get the free
+    slots, then victims' slots; those beyond the slots stay in the store. choice_rows[i] = row of expert ids[i].
+    `mirror` (host memory) gets a copy of `fields`, for the host to read at any time.
+
+    Every program plans from the old state and copies its share; the last of them to have read the state writes the
+    new one: one launch does both, and no program waits for another.
+    """
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    expert = tl.arange(0, EXPERTS)
+    real = expert < num_experts
+    slot = tl.load(slot_of + expert, mask=real, other=-1)
+    used = tl.load(last_used + expert, mask=real, other=0)
+    needed = _needed(ids, count, CHUNK, EXPERTS) > 0
+    resident = slot >= 0
+    missing = needed & (slot < 0)
+    faults = tl.sum(missing.to(tl.int32), axis=0)
+    kept = tl.sum((resident & needed).to(tl.int32), axis=0)
+    loads = tl.minimum(faults, slots - kept)
+    new = slot
+    evictions = 0
+    writes = program == 0  # where nothing is loaded, the others need none of what it writes
+    if loads > 0:
+        tl.debug_barrier()  # the whole program has read before it is counted as arrived
+        writes = tl.atomic_add(fields + ARRIVED, 1) == programs - 1
+        held = tl.sum(resident.to(tl.int32), axis=0)
+        rank = tl.cumsum(missing.to(tl.int32), axis=0) - 1
+        # what may go, in the order of going: the id is in the low bits, the higher first
+        age = tl.where(resident & (needed == 0), used * EXPERTS + (EXPERTS - 1 - expert), _NEVER)
+        for load in range(0, loads):
+            comes = missing & (rank == load)
+            target = held + load
+            if target >= slots:
+                goes = age == tl.min(age, axis=0)
+                target = tl.max(tl.where(goes, slot, -1), axis=0)
+                new = tl.where(goes, -1, new)
+                age = tl.where(goes, _NEVER, age)
+                evictions += 1
+            new = tl.where(comes, target, new)
+            source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
+            target_row = first_row + target.to(tl.int64) * row_stride
+            turn = (program + load) % programs  # the first blocks go to another program each time
+            _copy_share(
+                store + source_row * ROW_WORDS, arena + target_row * ROW_WORDS, turn, programs, ROW_WORDS, BLOCK
+            )
+    if writes:
+        step = tl.load(fields + CLOCK) + 1
+        row = tl.where(new >= 0, first_row + new.to(tl.int64) * row_stride, direct_row + expert.to(tl.int64))
+        tl.store(slot_of + expert, new, mask=real)
+        tl.store(row_of + expert, row, mask=real)
+        tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
+        for start in range(0, count, CHUNK):
+            place = start + tl.arange(0, CHUNK)
+            chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
+            rows = tl.sum(tl.where(chosen[:, None] == expert[None, :], row[None, :], 0), axis=1)
+            tl.store(choice_rows + place, rows, mask=place < count)
+        references = tl.load(fields + REFERENCES) + tl.sum(needed.to(tl.int32), axis=0)
+        all_faults = tl.load(fields + FAULTS) + faults
+        all_evictions = tl.load(fields + EVICTIONS) + evictions
+        moved = tl.load(fields + MOVED) + faults
+        tl.store(fields + CLOCK, step)
+        tl.store(fields + REFERENCES, references)
+        tl.store(fields + FAULTS, all_faults)
+        tl.store(fields + EVICTIONS, all_evictions)
+        tl.store(fields + MOVED, moved)
+        tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
+        tl.store(mirror + CLOCK, step)
+        tl.store(mirror + REFERENCES, references)
+        tl.store(mirror + FAULTS, all_faults)
+        tl.store(mirror + EVICTIONS, all_evictions)
+        tl.store(mirror + MOVED, moved)
+
+
+@triton.jit
+def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, EXPERTS: tl.constexpr):
+    """Count a step that the host streams, and mark the experts that it uses (nonzero `needed_flags`, int32).
+
+    `moved` is how many experts the host reads from the store for it. One program.
+    """
+    expert = tl.arange(0, EXPERTS)
+    real = expert < num_experts
+    slot = tl.load(slot_of + expert, mask=real, other=-1)
+    needed = tl.load(needed_flags + expert, mask=real, other=0) > 0
+    step = tl.load(fields + CLOCK) + 1
+    references = tl.load(fields + REFERENCES) + tl.sum(needed.to(tl.int32), axis=0)
+    faults = tl.load(fields + FAULTS) + tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
+    all_moved = tl.load(fields + MOVED) + moved
+    tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
+    tl.store(fields + CLOCK, step)
+    tl.store(fields + REFERENCES, references)
+    tl.store(fields + FAULTS, faults)
+    tl.store(fields + MOVED, all_moved)
+    tl.store(mirror + CLOCK, step)
+    tl.store(mirror + REFERENCES, references)
+    tl.store(mirror + FAULTS, faults)
+    tl.store(mirror + MOVED, all_moved)
+
+
+@triton.jit
+def look_up(experts, rows, count, row_of, num_experts, BLOCK: tl.constexpr):
+    """rows[i] = row_of[experts[i]]; -1 where experts[i] is no expert (an engine's padding)."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    expert = tl.load(experts + place, mask=place < count, other=-1).to(tl.int64)
+    real = (expert >= 0) & (expert < num_experts)
+    tl.store(rows + place, tl.load(row_of + expert, mask=real, other=-1), mask=place < count)
