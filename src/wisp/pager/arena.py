@@ -60,8 +60,9 @@ class Arena:
             return
         free, _ = torch.cuda.mem_get_info(self.device)
         if nbytes > free:
+            beyond = -(-(nbytes - free) // (self.shape.layers * self.layout.row_bytes))
             raise ConfigError(
                 f"{self.shape.slots} slots in each of {self.shape.layers} layers take {format_bytes(nbytes)} of device "
-                f"memory, but {format_bytes(free)} are free; set expert_slots to "
-                f"{max(0, self.shape.slots - -(-(nbytes - free) // (self.shape.layers * self.layout.row_bytes)))} or less"
+                f"memory, but {format_bytes(free)} are free; set expert_slots to {max(1, self.shape.slots - beyond)} "
+                f"or less"
             )

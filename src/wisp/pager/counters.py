@@ -83,6 +83,12 @@ class Counters:
         for name, amount in amounts.items():
             row[_COLUMN[name]] += amount
 
+    def put(self, layer: int, **totals: float) -> None:
+        """Set the named fields of one layer to totals that are kept elsewhere."""
+        row = self._rows[layer]
+        for name, total in totals.items():
+            row[_COLUMN[name]] = total
+
     def reset(self) -> None:
         """Forget what happened so far, as after an engine's warm-up."""
         self._rows[:] = 0.0

@@ -51,12 +51,15 @@ class DeviceState:
 class DevicePager:
     """One layer's page table and copies on the device."""
 
-    def __init__(self, layer: int, state: DeviceState, store: HostStore, arena: Arena) -> None:
+    def __init__(
+        self, layer: int, state: DeviceState, store: HostStore, arena: Arena, *, source: torch.Tensor | None = None
+    ) -> None:
+        """Page layer number `layer`; `source` (like `store.rows`) is copied from in place of the store's rows."""
         self.layer, self.store, self.arena = layer, store, arena
         self.num_experts = store.num_experts
         self._state = state
         self._padded = triton.next_power_of_2(store.num_experts)
-        self._store_words = device_view(store.rows.view(torch.int32), arena.device)
+        self._store_words = device_view((store.rows if source is None else source).view(torch.int32), arena.device)
         self._arena_words = arena.rows.view(torch.int32)
 
     def page(self, topk_ids: torch.Tensor) -> torch.Tensor:
@@ -87,6 +90,7 @@ class DevicePager:
             EXPERTS=self._padded,
             ROW_WORDS=self._store_words.shape[1],
             BLOCK=BLOCK_WORDS,
+            TIMED=self.arena.device.type == "cuda",
         )
         return choice_rows
 
@@ -115,6 +119,19 @@ class DevicePager:
             moved,
             EXPERTS=self._padded,
         )
+
+    def totals(self) -> dict[str, float]:
+        """What this layer did so far, by the names of `counters.FIELDS`; reads host memory only."""
+        steps, references, faults, evictions, moved, copy_ns = self._state.mirror[self.layer, :6].tolist()
+        return {
+            "steps": steps,
+            "references": references,
+            "faults": faults,
+            "bytes_moved": moved * self.store.expert_bytes,
+            "evictions": evictions,
+            "waves": steps,
+            "copy_seconds": copy_ns / 1e9,
+        }
 
     def _programs(self) -> int:
         return PROGRAMS if self.arena.device.type == "cuda" else 1

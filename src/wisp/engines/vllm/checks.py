@@ -42,9 +42,11 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
         )
     for reason in _unsupported(vllm_config):
         raise UnsupportedError(reason)
-    if current_platform.is_cuda() and not model.enforce_eager:
+    on_device = settings.decides_on_device(current_platform.device_type)
+    if current_platform.is_cuda() and not model.enforce_eager and not on_device:
         raise UnsupportedError(
-            "paging decides on the host in this version, which CUDA graphs cannot capture; add --enforce-eager"
+            f"policy {settings.policy} is decided on the host, which CUDA graphs cannot hold; add --enforce-eager, "
+            f"or use policy lru with decide set to auto"
         )
     top_k = model.get_num_experts_per_tok()
     settings.check_model(num_experts, top_k, waves_by_expert=not current_platform.is_cpu())

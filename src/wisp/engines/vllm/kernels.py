@@ -21,6 +21,8 @@ class PagedKernel(Protocol):
 
     waves_by_expert: bool
     """Whether a token's choices may be computed in different waves, so that fewer slots than top-k suffice."""
+    takes_checkpoint_layout: bool
+    """Whether it computes from weights as they were loaded, without repacking."""
 
     def run(self, **arguments: Any) -> None:
         """Compute the layer's output into `arguments["output"]`, which is [tokens, hidden]."""
@@ -34,6 +36,7 @@ class ExpertMapKernel:
     """
 
     waves_by_expert = True
+    takes_checkpoint_layout = True
 
     def __init__(self, experts: Any, pager: ExpertPager, partial_outputs: "PartialOutputs") -> None:
         self._experts, self._pager, self._partial_outputs = experts, pager, partial_outputs
@@ -46,7 +49,7 @@ class ExpertMapKernel:
         experts = distinct_experts(topk_ids)
         in_one_wave = len(experts) <= self._pager.resident.slots
         merged: torch.Tensor | None = None
-        with pinned_tiles(self._unpaged_tiles(arguments)):
+        with pinned_tiles(unpaged_tiles(self._experts, self._pager.resident.num_experts, arguments)):
             for wave in self._pager.step(experts):
                 slots_of = self._pager.slots_of(wave)
                 outputs = self._choice_outputs({**arguments, "expert_map": slots_of})
@@ -75,22 +78,6 @@ class ExpertMapKernel:
         (outputs,) = captured
         return outputs
 
-    def _unpaged_tiles(self, arguments: dict[str, Any]) -> dict[str, int]:
-        """What the engine's table says for all experts; with the slots' own shape it could say something else."""
-        from vllm.model_executor.layers.fused_moe.fused_moe import try_get_optimal_moe_config
-
-        hidden_states, topk_ids = arguments["hidden_states"], arguments["topk_ids"]
-        w1, w2 = (torch.Size((self._pager.resident.num_experts, *arguments[name].shape[1:])) for name in ("w1", "w2"))
-        tiles: dict[str, int] = try_get_optimal_moe_config(
-            w1,
-            w2,
-            topk_ids.shape[1],
-            self._experts.quant_config.config_name(hidden_states.dtype),
-            hidden_states.shape[0],
-            block_shape=self._experts.block_shape,
-        )
-        return tiles
-
 
 class SlotIdKernel:
     """Kernels that ignore `expert_map` and reduce over choices themselves (vLLM's CPU kernels).
@@ -100,6 +87,7 @@ class SlotIdKernel:
     """
 
     waves_by_expert = False
+    takes_checkpoint_layout = False
 
     def __init__(self, experts: Any, pager: ExpertPager) -> None:
         self._pager = pager
@@ -167,6 +155,23 @@ def pinned_tiles(tiles: dict[str, int]) -> Iterator[None]:
         fused_moe._config = before
 
 
+def unpaged_tiles(experts: Any, num_experts: int, arguments: dict[str, Any]) -> dict[str, int]:
+    """What the engine's table says for all experts; with the slots' own shape it could say something else."""
+    from vllm.model_executor.layers.fused_moe.fused_moe import try_get_optimal_moe_config
+
+    hidden_states, topk_ids = arguments["hidden_states"], arguments["topk_ids"]
+    w1, w2 = (torch.Size((num_experts, *arguments[name].shape[1:])) for name in ("w1", "w2"))
+    tiles: dict[str, int] = try_get_optimal_moe_config(
+        w1,
+        w2,
+        topk_ids.shape[1],
+        experts.quant_config.config_name(hidden_states.dtype),
+        hidden_states.shape[0],
+        block_shape=experts.block_shape,
+    )
+    return tiles
+
+
 def distinct_experts(topk_ids: torch.Tensor) -> list[int]:
     """The experts of a step, ascending; waits for the device (the one synchronisation of a host-decided step)."""
     flat = topk_ids.reshape(-1).cpu()
@@ -178,7 +183,10 @@ CPU_EXPERTS = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnqua
 MAPPED_EXPERTS = ("TritonExperts",)
 
 
-def kernel_kind(experts_class: type | None) -> type[ExpertMapKernel] | type[SlotIdKernel]:
+KernelKind = type[ExpertMapKernel] | type[SlotIdKernel]
+
+
+def kernel_kind(experts_class: type | None) -> KernelKind:
     """Which of the two ways this experts class is fed; `UnsupportedError` for one that cannot be."""
     name = experts_class.__name__ if experts_class is not None else "none"
     if name in MAPPED_EXPERTS:

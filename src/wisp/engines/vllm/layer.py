@@ -5,6 +5,8 @@ The life of a layer: `__init__` creates its tensors in a backing store, vLLM loa
 """
 
 import types
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,18 +17,13 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from wisp.engines.vllm import failure
-from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.checks import check_engine
-from wisp.engines.vllm.kernels import ExpertMapKernel, PagedKernel, SlotIdKernel, kernel_kind
+from wisp.engines.vllm.kernels import kernel_kind
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
-from wisp.pager.counters import PoolFacts
 from wisp.pager.pager import ExpertPager
-from wisp.pager.pool import SlotPool
 from wisp.pager.store import HostStore
-from wisp.policies import make_policy
-from wisp.resident import ResidentSet
 
 NOT_PAGED = ("e_score_correction_bias", "w13_input_scale", "w2_input_scale", "hash_indices_table")
 """Parameters that vLLM keeps on this layer and that do not belong to one expert."""
@@ -50,16 +47,19 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._check_method(settings)
         self._settings = settings
         self._worker = WorkerPaging.of(vllm_config, settings)
-        self._pager: ExpertPager | None = None
-        self._kernel: PagedKernel | None = None
         self._store = self._make_store()
+        self._place = self._worker.add_layer(self.layer_name, self._store)
         self._page_after_loading()
 
     @property
+    def store(self) -> HostStore:
+        """All of the layer's experts, in host memory."""
+        return self._store
+
+    @property
     def pager(self) -> ExpertPager:
-        """The layer's pager; there once the weights are loaded."""
-        assert self._pager is not None
-        return self._pager
+        """The layer's pager where the host decides; there once the weights are loaded."""
+        return self._worker.pagers[self._place]
 
     def forward_modular(
         self,
@@ -95,8 +95,8 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
                 f"{self.layer_name} uses {type(method).__name__}, whose experts cannot be paged yet; "
                 f"serve a bf16 or fp16 checkpoint"
             )
-        kind = kernel_kind(method.experts_cls)
-        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=kind.waves_by_expert)
+        self._kind = kernel_kind(method.experts_cls)
+        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=self._kind.waves_by_expert)
 
     def _expert_parameters(self) -> dict[str, nn.Parameter]:
         """The tensors that make up the experts: [experts, ...] each."""
@@ -128,17 +128,28 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         finish_loading = method.process_weights_after_loading
 
         def process_weights_after_loading(_method: Any, layer: Any) -> None:
-            finish_loading(layer)
+            with layer._stand_ins() if self._kind.takes_checkpoint_layout else nullcontext():
+                finish_loading(layer)
             layer._page()
 
         method.process_weights_after_loading = types.MethodType(process_weights_after_loading, method)
         method.requires_device_loading = False
+
+    @contextmanager
+    def _stand_ins(self) -> Iterator[None]:
+        """Within, the parameters are of one expert: vLLM sets up its kernel without copying what it need not."""
+        for parameter in self._expert_parameters().values():
+            parameter.data = torch.empty_like(parameter.data[:1])
+        yield
+        for name, tensor in self._store.tensors.items():
+            getattr(self, name).data = tensor
 
     def _take_repacked(self) -> None:
         """Bring into the store what the engine has repacked; in a new one, where it has padded the experts."""
         parameters = {name: parameter.data for name, parameter in self._expert_parameters().items()}
         if any(tensor.shape != self._store.tensors[name].shape for name, tensor in parameters.items()):
             self._store = HostStore(parameters, page_lock=self._settings.page_lock, device=self.moe_config.device)
+            self._worker.stores[self._place] = self._store
         for name, tensor in parameters.items():
             if tensor.data_ptr() != self._store.tensors[name].data_ptr():
                 self._store.tensors[name].copy_(tensor)
@@ -146,38 +157,17 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     @failure.handed_over()
     def _page(self) -> None:
         """Replace the parameters by slots and the kernel's `apply` by ours."""
-        device = torch.device(self.moe_config.device)
         self._take_repacked()
-        pool = (BrokenPool if self._settings.break_expert else SlotPool)(
-            self._store, self._settings.expert_slots, device
-        )
-        for name, slots in pool.tensors.items():
+        experts = self.quant_method.moe_kernel.fused_experts
+        paged = self._worker.page(self._place, self._kind, experts, self)
+        for name, slots in paged.slots.items():
             delattr(self, name)
             self.register_buffer(name, slots, persistent=False)
-        experts = self.quant_method.moe_kernel.fused_experts
-        kind = kernel_kind(type(experts))
-        counters = self._worker.counters_for(
-            PoolFacts(
-                num_experts=self.local_num_experts,
-                expert_slots=self._settings.expert_slots,
-                expert_bytes=self._store.expert_bytes,
-                kernel=type(experts).__name__,
-                device=device.type,
-            )
-        )
-        self._pager = ExpertPager(
-            ResidentSet(self.local_num_experts, pool.slots, make_policy(self._settings.policy)),
-            self._store,
-            pool,
-            counters,
-            layer=counters.add_layer(self.layer_name, page_locked=self._store.page_locked),
-        )
-        if kind is ExpertMapKernel:
-            self._kernel = ExpertMapKernel(experts, self._pager, self._worker.partial_outputs_for(self, device))
-        else:
-            self._kernel = SlotIdKernel(experts, self._pager)
-        self._worker.pagers.append(self._pager)
-        experts.apply = self._kernel.run  # shadows the method on this instance
+        config = self.quant_method.moe_quant_config
+        for captured, name in ((config._w1, "w13_bias"), (config._w2, "w2_bias")):
+            if captured.bias is not None:  # taken from the layer before the slots were there
+                captured.bias = paged.slots[name]
+        experts.apply = paged.kernel.run  # shadows the method on this instance
 
 
 @torch.library.custom_op("wisp::paged_experts", mutates_args=())

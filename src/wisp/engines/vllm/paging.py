@@ -3,19 +3,29 @@
 vLLM builds layers one by one and hands them nothing of ours, so they meet here, by the engine's instance id.
 """
 
+import time
+import weakref
 from dataclasses import dataclass, field
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import torch
 
 from wisp.engines.vllm import counter_files
-from wisp.engines.vllm.kernels import PartialOutputs
+from wisp.engines.vllm.broken_pool import BrokenPool
+from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
+from wisp.engines.vllm.kernels import ExpertMapKernel, KernelKind, PagedKernel, PartialOutputs, SlotIdKernel
 from wisp.engines.vllm.patches import warm_up
 from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import HostMemoryError, UnsupportedError
 from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.host_memory import HostMemory
 from wisp.pager.pager import ExpertPager
+from wisp.pager.pool import SlotPool
+from wisp.pager.store import HostStore
+from wisp.policies import make_policy
+from wisp.resident import ResidentSet
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -23,21 +33,39 @@ if TYPE_CHECKING:
 _workers: WeakValueDictionary[str, "WorkerPaging"] = WeakValueDictionary()
 """By instance id. The layers own theirs, so that a dropped engine takes its backing stores along."""
 
+EAGER_IN_PLACE_TOKENS = 64
+"""Without CUDA graphs, wider steps than this are streamed."""
+
+PUBLISH_SECONDS = 0.5
+
 counters_files = counter_files.of_engine
+
+
+@dataclass(frozen=True)
+class PagedLayer:
+    """What a layer computes with from now on."""
+
+    kernel: PagedKernel
+    slots: dict[str, torch.Tensor]
+    """By the names of the layer's parameters, which they replace."""
 
 
 @dataclass
 class WorkerPaging:
-    """The pagers of one worker, in the order of their layers."""
+    """The paged layers of one worker, in the order in which they were made."""
 
     settings: WispSettings
     vllm_config: "VllmConfig"
     free_memory: HostMemory = field(default_factory=HostMemory.read)
     """As it was before the first backing store was made."""
-    stored_bytes: int = 0
+    layers: list[str] = field(default_factory=list)
+    stores: list[HostStore] = field(default_factory=list)
     counters: Counters | None = None
     partial_outputs: PartialOutputs | None = None
-    pagers: list[ExpertPager] = field(default_factory=list)
+    pagers: dict[int, ExpertPager] = field(default_factory=dict)
+    """Where the host decides: by the place of the layer."""
+    in_graph: InGraphPaging | None = None
+    """Where the device decides."""
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig", settings: WispSettings) -> "WorkerPaging":
@@ -53,21 +81,82 @@ class WorkerPaging:
 
         All layers are taken to be alike, so that the first one already stands for the model.
         """
-        layers = self.vllm_config.model_config.get_total_num_hidden_layers() if self.stored_bytes == 0 else 1
+        layers = 1 if self.stores else self.vllm_config.model_config.get_total_num_hidden_layers()
         ranks = self.vllm_config.parallel_config.world_size
-        need = (self.stored_bytes + store_bytes * layers) * ranks
+        need = (sum(store.nbytes for store in self.stores) + store_bytes * layers) * ranks
         self.free_memory.check(need, f"the backing store of {self.vllm_config.model_config.model}")
-        self.stored_bytes += store_bytes
 
-    def counters_for(self, facts: PoolFacts) -> Counters:
+    def add_layer(self, name: str, store: HostStore) -> int:
+        """Take up one more layer; returns its place among them."""
+        self.layers.append(name)
+        self.stores.append(store)
+        return len(self.layers) - 1
+
+    def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
+        """Give a loaded layer its slots; all layers of the model are there when the first is paged."""
+        device = torch.device(layer.moe_config.device)
+        counters = self._counters_for(place, experts, device)
+        row = counters.add_layer(self.layers[place], page_locked=self.stores[place].page_locked)
+        assert row == place, "layers are paged in the order in which they were made"
+        if kind is ExpertMapKernel and self.settings.decides_on_device(device.type):
+            return self._page_in_graph(place, experts, layer, device)
+        store = self.stores[place]
+        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.settings.expert_slots, device)
+        residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
+        pager = self.pagers[place] = ExpertPager(residents, store, pool, counters, layer=row)
+        if kind is ExpertMapKernel:
+            return PagedLayer(ExpertMapKernel(experts, pager, self._partial_outputs_for(layer, device)), pool.tensors)
+        return PagedLayer(SlotIdKernel(experts, pager), pool.tensors)
+
+    def publish(self) -> None:
+        """Bring the counters up to date with what the device has counted."""
+        if self.in_graph is not None and self.counters is not None:
+            for row, pager in enumerate(self.in_graph.pagers[: len(self.counters.layers)]):
+                self.counters.put(row, **pager.totals())
+
+    def _page_in_graph(self, place: int, experts: Any, layer: Any, device: torch.device) -> PagedLayer:
+        if self.in_graph is None:
+            self._check_in_graph()
+            broken = self.settings.break_expert
+            self.in_graph = InGraphPaging(self.stores, self.settings.expert_slots, device, broken=broken)
+            Publisher(self).start()
+        partial_outputs = self._partial_outputs_for(layer, device)
+        kernel = InGraphKernel(experts, self.in_graph, place, partial_outputs, self._graph_tokens())
+        return PagedLayer(kernel, self.in_graph.arena.tensors)
+
+    def _check_in_graph(self) -> None:
+        if not all(store.page_locked for store in self.stores):
+            raise HostMemoryError(
+                "the experts could not be page-locked, and only page-locked memory can be read inside a CUDA graph; "
+                "raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add --enforce-eager"
+            )
+        if len({(store.layout.row_bytes, store.num_experts) for store in self.stores}) > 1:
+            raise UnsupportedError(
+                "the layers of this model have experts of different sizes, which cannot be decided on the device yet; "
+                "set decide to host and add --enforce-eager"
+            )
+
+    def _graph_tokens(self) -> int:
+        """The widest step that a CUDA graph may hold."""
+        sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
+        return max(EAGER_IN_PLACE_TOKENS, *map(int, sizes or (0,)))
+
+    def _counters_for(self, place: int, experts: Any, device: torch.device) -> Counters:
         """The worker's counters, made at the first call."""
         if self.counters is None:
+            store = self.stores[place]
+            facts = PoolFacts(
+                num_experts=store.num_experts,
+                expert_slots=self.settings.expert_slots,
+                expert_bytes=store.expert_bytes,
+                kernel=type(experts).__name__,
+                device=device.type,
+            )
             path = counter_files.path_for(self.vllm_config.instance_id, self.vllm_config.parallel_config.rank)
-            capacity = self.vllm_config.model_config.get_total_num_hidden_layers()
-            self.counters = Counters(facts, capacity, path)
+            self.counters = Counters(facts, len(self.layers), path)
         return self.counters
 
-    def partial_outputs_for(self, layer: Any, device: torch.device) -> PartialOutputs:
+    def _partial_outputs_for(self, layer: Any, device: torch.device) -> PartialOutputs:
         """The worker's buffer for choice outputs, made at the first call."""
         if self.partial_outputs is None:
             tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
@@ -76,10 +165,30 @@ class WorkerPaging:
 
     def forget_warm_up(self) -> None:
         """Start cold, with counters at zero."""
-        for pager in self.pagers:
+        for pager in self.pagers.values():
             pager.reset()
+        if self.in_graph is not None:
+            self.in_graph.state.reset()
         if self.counters is not None:
             self.counters.reset()
+
+
+class Publisher(Thread):
+    """Publishes a worker's counters now and then, for as long as the worker is there.
+
+    It reads host memory that the device writes, and makes no call to the device: a graph may be being captured.
+    """
+
+    def __init__(self, worker: WorkerPaging) -> None:
+        super().__init__(name="wisp-counters", daemon=True)
+        self._worker = weakref.ref(worker)
+
+    def run(self) -> None:
+        """Until the worker is dropped."""
+        while (worker := self._worker()) is not None:
+            worker.publish()
+            del worker
+            time.sleep(PUBLISH_SECONDS)
 
 
 def _forget_warm_up(instance_id: str) -> None:

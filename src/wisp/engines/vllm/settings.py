@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.pager.host_memory import PAGE_LOCK_CHOICES, PageLock
@@ -10,6 +10,9 @@ from wisp.policies import POLICIES
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+Decide = Literal["auto", "device", "host"]
+DECIDE_CHOICES: tuple[Decide, ...] = ("auto", "device", "host")
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,9 @@ class WispSettings:
     """Experts of each layer that are resident at a time."""
     policy: str = "lru"
     page_lock: PageLock = "auto"
+    decide: Decide = "auto"
+    """Where paging is decided: on the `device`, inside CUDA graphs, or on the `host`, without them. `auto` takes the
+    device on a GPU with LRU, and the host otherwise."""
     break_expert: bool = False
     """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
 
@@ -30,6 +36,12 @@ class WispSettings:
             raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
         if self.policy not in POLICIES:
             raise UnknownPolicyError(self.policy, list(POLICIES))
+        if self.decide not in DECIDE_CHOICES:
+            raise ConfigError(f"decide must be one of {', '.join(DECIDE_CHOICES)}, not {self.decide!r}")
+        if self.decide == "device" and self.policy != "lru":
+            raise ConfigError(
+                f"on the device only lru is decided; set decide to host for {self.policy}, or policy to lru"
+            )
         if self.page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}")
 
@@ -52,6 +64,12 @@ class WispSettings:
         if not isinstance(extra, Mapping) or "wisp" not in extra:
             return None
         return cls.parse(extra["wisp"])
+
+    def decides_on_device(self, device_type: str) -> bool:
+        """Whether paging is decided on a device of this type; `ConfigError` if it was asked for and cannot be."""
+        if self.decide == "device" and device_type != "cuda":
+            raise ConfigError(f"decide is set to device, but the engine runs on {device_type}; set it to auto or host")
+        return device_type == "cuda" and self.decide != "host" and self.policy == "lru"
 
     def check_model(self, num_experts: int, top_k: int, *, waves_by_expert: bool) -> None:
         """Compare the slots with a model's experts; `waves_by_expert` says what its kernel allows below top-k."""

@@ -1,0 +1,102 @@
+"""Paging inside CUDA graphs: the engine's Triton kernel over an arena, with every decision made on the device."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from wisp.engines.vllm.kernels import PartialOutputs, unpaged_tiles
+from wisp.engines.vllm.patches.expert_assignment import translated
+from wisp.pager.arena import Arena, ArenaShape
+from wisp.pager.device import DevicePager, DeviceState
+from wisp.pager.store import HostStore
+from wisp.pager.stream import ExpertStream, StreamShape
+
+STAGING = StreamShape(group_experts=8, groups=2)
+"""Two groups: one is computed while the other is copied."""
+
+
+class InGraphPaging:
+    """The arena, the page tables and the stream of one worker; `pagers[i]` pages its layer i."""
+
+    def __init__(self, stores: Sequence[HostStore], slots: int, device: torch.device, *, broken: bool = False) -> None:
+        """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes."""
+        shape = ArenaShape(len(stores), slots, STAGING.rows)
+        self.arena = Arena(shape, stores[0].layout, device)
+        self.state = DeviceState(stores[0].num_experts, [self.arena.direct_row(store) for store in stores], device)
+        self.pagers = [
+            DevicePager(layer, self.state, store, self.arena, source=_rotated(store) if broken and layer == 0 else None)
+            for layer, store in enumerate(stores)
+        ]
+        self.stream = ExpertStream(self.pagers, self.state, STAGING)
+
+
+def _rotated(store: HostStore) -> torch.Tensor:
+    rows = torch.empty(store.rows.shape, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+    return rows.copy_(store.rows.roll(1, dims=0))
+
+
+class InGraphKernel:
+    """vLLM's Triton MoE kernel, told where each expert lies: in its slot, or in the backing store.
+
+    Up to `graph_tokens` tokens a step is decided, copied and computed without the host, so that a CUDA graph can
+    hold it; experts beyond the slots are read over the link by the kernel itself. Wider steps, which no graph
+    holds, stream the experts without slots past the kernel.
+    """
+
+    waves_by_expert = True
+    takes_checkpoint_layout = True
+
+    def __init__(
+        self, experts: Any, paging: InGraphPaging, layer: int, partial_outputs: PartialOutputs, graph_tokens: int
+    ) -> None:
+        self._experts, self._stream, self._pager = experts, paging.stream, paging.pagers[layer]
+        self._partial_outputs, self._graph_tokens = partial_outputs, graph_tokens
+        self._apply, self._moe_sum = experts.apply, experts.moe_sum
+
+    def run(self, **arguments: Any) -> None:
+        """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
+        from vllm.model_executor.layers.fused_moe import override_config
+
+        arguments = {**arguments, "topk_ids": arguments["topk_ids"].contiguous()}
+        with override_config(unpaged_tiles(self._experts, self._pager.num_experts, arguments)):
+            if arguments["topk_ids"].shape[0] <= self._graph_tokens:
+                self._run_in_place(arguments)
+            else:
+                self._run_streamed(arguments)
+
+    def _run_in_place(self, arguments: dict[str, Any]) -> None:
+        choice_rows = self._pager.page(arguments["topk_ids"])
+        with translated(self._pager.num_experts, self._pager.rows_of, lambda _ids: choice_rows):
+            self._apply(**arguments)
+
+    def _run_streamed(self, arguments: dict[str, Any]) -> None:
+        topk_ids: torch.Tensor = arguments["topk_ids"]
+        merged: torch.Tensor | None = None
+        for row_of in self._stream.waves(self._pager.layer, topk_ids):
+            outputs = self._choice_outputs(arguments, row_of)
+            if merged is None:
+                merged = self._partial_outputs.take(outputs)
+            else:
+                mine = self._pager.rows_of(topk_ids, row_of) >= 0
+                torch.where(mine.unsqueeze(-1), outputs, merged, out=merged)
+        self._moe_sum(merged, arguments["output"])
+
+    def _choice_outputs(self, arguments: dict[str, Any], row_of: torch.Tensor) -> torch.Tensor:
+        """Run the kernel up to its reduction: [tokens, k, hidden], in the engine's workspace.
+
+        Choices whose expert has no row in `row_of` come out as zeros.
+        """
+
+        def rows(experts: torch.Tensor) -> torch.Tensor:
+            return self._pager.rows_of(experts, row_of)
+
+        captured: list[torch.Tensor] = []
+        self._experts.moe_sum = lambda outputs, *_: captured.append(outputs)  # shadows the method
+        try:
+            with translated(self._pager.num_experts, rows, rows):
+                self._apply(**arguments)
+        finally:
+            del self._experts.moe_sum
+        (outputs,) = captured
+        return outputs
