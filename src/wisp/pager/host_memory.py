@@ -41,9 +41,9 @@ class HostMemory:
 
     @classmethod
     def read(cls, proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> "HostMemory":
-        """Read the machine's free memory and the control group's limit; the smaller one counts."""
+        """Read the machine's free memory and the limits of this process's control groups; the least counts."""
         machine = cls(_meminfo(proc / "meminfo", "MemAvailable"), "the machine's available memory")
-        limit = _cgroup_available(cgroup)
+        limit = _cgroup_available(proc, cgroup)
         if limit is None or limit >= machine.available_bytes:
             return machine
         return cls(limit, "the control group's memory limit")
@@ -68,23 +68,38 @@ def _meminfo(path: Path, key: str) -> int:
     raise HostMemoryError(f"{path} has no {key} line, so the free host memory is unknown")
 
 
-def _cgroup_available(root: Path) -> int | None:
-    """Bytes left under the control group's limit (v2, then v1); None where there is no limit."""
-    for limit_name, usage_name, cache_key in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            limit = (root / limit_name).read_text().strip()
-            usage = int((root / usage_name).read_text())
-            stat = dict(line.split() for line in (root / limit_name).with_name("memory.stat").read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        if limit == "max" or int(limit) >= 1 << 60:
-            return None
-        # Clean page cache is given back under pressure, so it is not in use for this purpose.
-        return int(limit) - usage + int(stat.get(cache_key, 0))
-    return None
+_CGROUP_VERSIONS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+"""Controller (version 2 has one tree for all), and what version 2 and version 1 call limit, usage and page cache."""
+
+
+def _cgroup_available(proc: Path, cgroup: Path) -> int | None:
+    """Bytes left under the tightest limit around this process; None where there is no limit."""
+    left = []
+    for controller, limit_name, usage_name, cache_key in _CGROUP_VERSIONS:
+        for folder in _own_groups(proc, cgroup, controller):
+            try:
+                limit = int((folder / limit_name).read_text())
+                usage = int((folder / usage_name).read_text())
+                stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+                # Clean page cache is given back under pressure, so it is not in use for this purpose.
+                left.append(limit - usage + int(stat.get(cache_key, 0)))
+            except (OSError, ValueError):  # there is no such group here, or its limit is "max"
+                continue
+    return min(left, default=None)
+
+
+def _own_groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
+    """The folders of the groups that this process is in, from the root down."""
+    root = cgroup / controller
+    try:
+        lines = [line.split(":", 2) for line in (proc / "self/cgroup").read_text().splitlines()]
+        own = next(Path(path.lstrip("/")) for _, names, path in lines if controller in names.split(","))
+    except (OSError, ValueError, StopIteration):
+        return [root]
+    return [root / group for group in (*reversed(own.parents), own)]
 
 
 class HostRegion:
