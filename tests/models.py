@@ -1,0 +1,95 @@
+"""Tiny checkpoints with random weights, which stock vLLM and Transformers load as they are.
+
+The weights are large for their kind: logits differ visibly as soon as one expert is wrong.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY = 512
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_QWEN_MOE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_moe": ("Qwen3Moe", {**_QWEN_MOE, "intermediate_size": 128, "head_dim": 64, "norm_topk_prob": True}),
+    "qwen2_moe": ("Qwen2Moe", {**_QWEN_MOE, "intermediate_size": 128, "shared_expert_intermediate_size": 64}),
+    "olmoe": ("Olmoe", {"num_experts": 16, "num_experts_per_tok": 4, "intermediate_size": 32}),
+    "mixtral": (
+        "Mixtral",
+        {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": None},
+    ),
+    "gpt_oss": (
+        "GptOss",
+        {
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 64,
+            "head_dim": 64,
+            "num_hidden_layers": 2,
+        },
+    ),
+    "dense": ("Qwen3", {"intermediate_size": 128, "head_dim": 64}),
+}
+"""Name -> (the prefix of its classes in Transformers, what its configuration adds)."""
+
+
+def make_checkpoint(kind: str, path: Path, dtype: torch.dtype = torch.bfloat16, **overrides: Any) -> Path:
+    """Write a checkpoint of this kind to `path`, the same at every call; `overrides` go to its configuration."""
+    import transformers
+
+    prefix, particular = KINDS[kind]
+    config = getattr(transformers, f"{prefix}Config")(**{**_COMMON, **particular, **overrides})
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "experts" in name and name.endswith("bias"):
+                parameter.normal_(std=0.5)  # zero at first, and a bias of zero hides that it is another expert's
+    model.to(dtype).save_pretrained(path)
+    return path
+
+
+def add_tokenizer(path: Path) -> Path:
+    """Give the checkpoint a tokenizer of one token a word, `w0` to `w511`, and a chat template."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = {f"w{index}": index for index in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        unk_token="w3",
+        bos_token="w1",
+        eos_token="w2",
+        pad_token="w0",
+        chat_template=CHAT_TEMPLATE,
+    ).save_pretrained(path)
+    return path
+
+
+def quantized_copy(path: Path, target: Path, method: dict[str, Any]) -> Path:
+    """A checkpoint whose configuration claims to be quantised; its weights are not, so it can only be refused."""
+    target.mkdir(parents=True)
+    for file in path.iterdir():
+        (target / file.name).write_bytes(file.read_bytes())
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    return target
