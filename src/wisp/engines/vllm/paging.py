@@ -26,6 +26,7 @@ from wisp.pager.pool import SlotPool
 from wisp.pager.store import HostStore
 from wisp.policies import make_policy
 from wisp.resident import ResidentSet
+from wisp.units import parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -84,7 +85,10 @@ class WorkerPaging:
         layers = 1 if self.stores else self.vllm_config.model_config.get_total_num_hidden_layers()
         ranks = self.vllm_config.parallel_config.world_size
         need = (sum(store.nbytes for store in self.stores) + store_bytes * layers) * ranks
-        self.free_memory.check(need, f"the backing store of {self.vllm_config.model_config.model}")
+        room = self.free_memory
+        if self.settings.host_memory is not None:
+            room = HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
+        room.check(need, f"the backing store of {self.vllm_config.model_config.model}")
 
     def add_layer(self, name: str, store: HostStore) -> int:
         """Take up one more layer; returns its place among them."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.pager.host_memory import PAGE_LOCK_CHOICES, PageLock
 from wisp.policies import POLICIES
+from wisp.units import parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -26,6 +27,8 @@ class WispSettings:
     decide: Decide = "auto"
     """Where paging is decided: on the `device`, inside CUDA graphs, or on the `host`, without them. `auto` takes the
     device on a GPU with LRU, and the host otherwise."""
+    host_memory: str | None = None
+    """Host memory to count on, such as `100GiB`, in place of what is free now: for machines whose memory grows."""
     break_expert: bool = False
     """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
 
@@ -36,6 +39,8 @@ class WispSettings:
             raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
         if self.policy not in POLICIES:
             raise UnknownPolicyError(self.policy, list(POLICIES))
+        if self.host_memory is not None:
+            parse_bytes(self.host_memory)
         if self.decide not in DECIDE_CHOICES:
             raise ConfigError(f"decide must be one of {', '.join(DECIDE_CHOICES)}, not {self.decide!r}")
         if self.decide == "device" and self.policy != "lru":

@@ -1,0 +1,196 @@
+"""One engine under one memory budget: prints a row of results as the last line, as JSON.
+
+python arm.py --arm wisp --budget-gib 32
+"""
+
+import argparse
+import json
+import os
+import statistics as stats
+import time
+from pathlib import Path
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+os.environ["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] = "wisp_trace"
+
+import torch
+from routing import STRATEGY, Locality, TraceRouting, describe, generate
+from vllm import EngineArgs, SamplingParams
+from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
+from vllm.model_executor.model_loader import dummy_loader
+from vllm.v1.engine.llm_engine import LLMEngine
+
+GIB = 2**30
+LAYERS, EXPERTS, TOP_K, EXPERT_BYTES = 48, 128, 8, 3 * 2048 * 768 * 2
+SLOT_GIB = LAYERS * EXPERT_BYTES / GIB
+KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
+FIXED_GIB = 3.1 + 1.9
+"""Weights that are not experts, and what CUDA, workspaces and graphs take."""
+STREAMS = 8
+WARM_STEPS, MEASURED_STEPS = 64, 128
+
+
+def fast_dummy(param: torch.Tensor, *_args: object, **_kwargs: object) -> None:
+    """Random values by the GPU: the stock initialiser fills host memory at a tenth of the speed."""
+    if not torch.is_floating_point(param):
+        return
+    piece = torch.empty(param.shape[1:] if param.ndim > 2 else param.shape, dtype=param.dtype, device="cuda")
+    for target in param.data if param.ndim > 2 else (param.data,):
+        target.copy_(piece.uniform_(-1e-3, 1e-3), non_blocking=True)
+    torch.cuda.synchronize()
+
+
+def expert_gib(options: argparse.Namespace) -> float:
+    """What the budget leaves for experts."""
+    return options.budget_gib - FIXED_GIB - options.kv_tokens * KV_BYTES_PER_TOKEN / GIB
+
+
+def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
+    """The engine's arguments, and the experts a layer that are resident."""
+    room = expert_gib(options)
+    args = EngineArgs(
+        model=str(Path(__file__).parent / "qwen3-30b-a3b"),
+        skip_tokenizer_init=True,
+        load_format="dummy",
+        max_model_len=options.max_tokens + 512,
+        max_num_batched_tokens=options.max_tokens,
+        max_num_seqs=STREAMS,
+        kv_cache_memory_bytes=options.kv_tokens * KV_BYTES_PER_TOKEN,
+        enable_prefix_caching=False,
+        compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8], "mode": options.compile_mode},
+        seed=0,
+    )
+    slots = min(EXPERTS, int(room / SLOT_GIB))
+    if options.arm == "wisp":
+        slots = options.slots or slots
+        args.additional_config = {"wisp": {"expert_slots": slots, "host_memory": "110GiB"}}
+    elif options.arm == "vllm-uva":
+        args.cpu_offload_gb = max(0.0, LAYERS * EXPERTS * EXPERT_BYTES / GIB - room)
+        args.cpu_offload_params = {"experts"}
+    elif options.arm == "vllm-prefetch":
+        groups = round(LAYERS * (1 - room / (SLOT_GIB * EXPERTS)))
+        args.offload_group_size, args.offload_num_in_group = LAYERS // max(1, groups) or 1, 1
+        args.offload_prefetch_step = 1
+    return args, EXPERTS if options.arm == "vllm-resident" else slots
+
+
+def link_rate() -> float:
+    """Bytes a second of a page-locked copy to the device."""
+    source = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
+    target = torch.empty_like(source, device="cuda")
+    seconds = []
+    for _ in range(4):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        target.copy_(source, non_blocking=True)
+        end.record()
+        end.synchronize()
+        seconds.append(start.elapsed_time(end) / 1e3)
+    return source.numel() / min(seconds)
+
+
+def moved_bytes() -> float:
+    """What paging has read from host memory so far; 0 without it."""
+    from wisp.engines.vllm import paging
+
+    torch.cuda.synchronize()
+    for worker in list(paging._workers.values()):
+        worker.publish()
+        return worker.counters.total()["bytes_moved"]
+    return 0.0
+
+
+def decode(engine: LLMEngine, batch: int) -> dict[str, float]:
+    """Seconds and bytes of a decode step with `batch` streams."""
+    tokens = WARM_STEPS + MEASURED_STEPS + 8
+    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    for stream in range(batch):
+        engine.add_request(f"d{batch}-{stream}", {"prompt_token_ids": [7 + stream] * 16}, params)
+    seconds, done, moved = [], 0, 0.0
+    while engine.has_unfinished_requests():
+        start = time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - start)
+        done += 1
+        if done == WARM_STEPS:
+            moved = moved_bytes()
+        if done == WARM_STEPS + MEASURED_STEPS:
+            moved = moved_bytes() - moved
+    window = seconds[WARM_STEPS : WARM_STEPS + MEASURED_STEPS]
+    mean = stats.fmean(window)
+    return {
+        "step_s": mean,
+        "step_median_s": stats.median(window),
+        "decode_tok_s": batch / mean,
+        "moved_gib_a_step": moved / MEASURED_STEPS / GIB,
+    }
+
+
+def first_token(engine: LLMEngine, tokens: int) -> float:
+    """Seconds from a prompt of `tokens` to its first token: the second of two prompts."""
+    seconds = 0.0
+    for repeat in range(2):
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        engine.add_request(f"p{tokens}-{repeat}", {"prompt_token_ids": list(range(5, 5 + tokens))}, params)
+        while engine.has_unfinished_requests():
+            engine.step()
+        seconds = time.perf_counter() - start
+    return seconds
+
+
+def host_peak_gib() -> float:
+    """Peak resident memory of this process."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM"):
+            return int(line.split()[1]) / 2**20
+    return 0.0
+
+
+def main() -> None:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--arm", choices=["wisp", "vllm-uva", "vllm-prefetch", "vllm-resident"], required=True)
+    parser.add_argument("--budget-gib", type=float, required=True)
+    parser.add_argument("--slots", type=int, default=0, help="instead of what the budget allows")
+    parser.add_argument("--kv-tokens", type=int, default=16384)
+    parser.add_argument("--batches", default="1,4,8")
+    parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--max-tokens", type=int, default=4096)
+    parser.add_argument("--compile-mode", type=int, default=3)
+    options = parser.parse_args()
+    dummy_loader.initialize_single_dummy_weight = fast_dummy
+    locality = Locality()
+    trace = generate(256, LAYERS, STREAMS, EXPERTS, TOP_K, locality)
+    RoutingSimulator.register_strategy(STRATEGY, TraceRouting(trace))
+    args, resident = engine_args(options)
+    free_before, _ = torch.cuda.mem_get_info()
+    start = time.perf_counter()
+    engine = LLMEngine.from_engine_args(args)
+    start_s = time.perf_counter() - start
+    result = {
+        "arm": options.arm,
+        "budget_gib": options.budget_gib,
+        "expert_slots": resident,
+        "kv_tokens": options.kv_tokens,
+        "start_s": start_s,
+        "link_gb_s": link_rate() / 1e9,
+        "routing": describe(locality, trace),
+        "decode": {},
+        "ttft_s": {},
+    }
+    for batch in map(int, options.batches.split(",")):
+        result["decode"][batch] = decode(engine, batch)
+        print(json.dumps({batch: result["decode"][batch]}), flush=True)
+    for tokens in filter(None, options.prompts.split(",")):
+        result["ttft_s"][tokens] = first_token(engine, int(tokens))
+        print(json.dumps({tokens: result["ttft_s"][tokens]}), flush=True)
+    free_after, _ = torch.cuda.mem_get_info()
+    result["peak_gpu_gib"] = (free_before - free_after) / GIB
+    result["peak_host_gib"] = host_peak_gib()
+    print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
