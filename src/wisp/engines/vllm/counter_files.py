@@ -1,11 +1,12 @@
 """Where workers keep their counters for others to read, and who sweeps up.
 
-A file is named after its owner, the process whose end makes it waste: the front end under `wisp serve`, which says
-so in the environment of the processes that it starts, and otherwise the worker itself.
+A file's name starts with its owner, the process whose end makes it waste: the front end under `wisp serve`, which
+says so in the environment of the processes that it starts, and otherwise the worker itself.
 """
 
 import os
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 OWNER_VARIABLE = "WISP_COUNTERS_OWNER"
@@ -23,9 +24,8 @@ def owned_by_front_end() -> str | None:
 
 
 def path_for(instance_id: str, rank: int) -> Path:
-    """A worker's file; makes the directory, and removes what dead processes have left there."""
-    directory().mkdir(mode=0o700, exist_ok=True)
-    prune()
+    """A worker's file, in a directory that is there and holds nothing of dead processes."""
+    prepare_directory()
     return directory() / f"{owned_by_front_end() or os.getpid()}-{instance_id}-rank{rank}{_SUFFIX}"
 
 
@@ -39,24 +39,30 @@ def of_owner(owner: str) -> list[Path]:
     return _in_rank_order(f"{owner}-*-rank*{_SUFFIX}")
 
 
-def remove(paths: list[Path]) -> None:
+def rank_of(path: Path) -> int:
+    """The tensor-parallel rank in the file's name."""
+    return int(path.name.removesuffix(_SUFFIX).rpartition("-rank")[2])
+
+
+def remove(paths: Iterable[Path]) -> None:
     """Delete them; one that is gone already is fine."""
     for path in paths:
         path.unlink(missing_ok=True)
 
 
-def prune() -> None:
-    """Delete the files whose owner is dead."""
-    remove([path for path in directory().glob(f"*{_SUFFIX}") if not _is_alive(path.name.partition("-")[0])])
+def remove_owned(owner: str) -> None:
+    """Delete all that this owner's processes have left."""
+    remove(directory().glob(f"{owner}-*"))
+
+
+def prepare_directory() -> None:
+    """Make it if needed, and delete the files whose owner is dead."""
+    directory().mkdir(mode=0o700, exist_ok=True)
+    remove(path for path in list(directory().iterdir()) if not _is_alive(path.name.partition("-")[0]))
 
 
 def _in_rank_order(pattern: str) -> list[Path]:
     return sorted(directory().glob(pattern), key=lambda path: (rank_of(path), path.name))
-
-
-def rank_of(path: Path) -> int:
-    """The tensor-parallel rank in the file's name."""
-    return int(path.name.removesuffix(_SUFFIX).rpartition("-rank")[2])
 
 
 def _is_alive(process_id: str) -> bool:

