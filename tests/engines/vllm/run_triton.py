@@ -1,3 +1,4 @@
+# ruff: noqa: E402  # Triton has to be prepared before vLLM looks for it
 """Runs vLLM's own Triton MoE kernel in Triton's interpreter, paged and unpaged, and writes down how they compare.
 
     python run_triton.py RESULTS.json
