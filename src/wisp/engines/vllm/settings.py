@@ -47,6 +47,8 @@ class WispSettings:
             raise ConfigError(
                 f"on the device only lru is decided; set decide to host for {self.policy}, or policy to lru"
             )
+        if not isinstance(self.break_expert, bool):
+            raise ConfigError(f"break_expert must be true or false, not {self.break_expert!r}")
         if self.page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}")
 
@@ -56,7 +58,7 @@ class WispSettings:
         if not isinstance(raw, Mapping):
             raise ConfigError(f"the wisp configuration must be an object such as {{'expert_slots': 16}}, not {raw!r}")
         known = {field.name for field in fields(cls)}
-        if unknown := sorted(set(raw) - known):
+        if unknown := sorted(set(raw) - known, key=str):
             raise ConfigError(f"unknown wisp setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
         if "expert_slots" not in raw:
             raise ConfigError("the wisp configuration lacks expert_slots, the experts of each layer to keep resident")
