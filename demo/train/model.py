@@ -53,7 +53,7 @@ GENERATION_CONFIG = {
     "do_sample": True,
     "temperature": 0.7,
     "top_p": 0.9,
-    "repetition_penalty": 1.15,  # a model this small repeats itself without it
+    "repetition_penalty": 1.2,  # a model this small repeats itself without it
     "eos_token_id": [2, 0],
     "pad_token_id": 0,
 }
