@@ -31,14 +31,11 @@ app.command(short_help="Compare paged output with unpaged, bit by bit.", **forwa
 
 @app.callback(invoke_without_command=True)
 def options(
-    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
     """Serve mixture-of-experts models that do not fit in fast memory, on unmodified vLLM, with unchanged output."""
     if version:
         typer.echo(f"wisp {wisp.__version__}")
-    elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
 
 
 def main() -> None:

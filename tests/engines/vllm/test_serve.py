@@ -1,0 +1,144 @@
+"""What `wisp serve` adds to vLLM's own server: the configuration, reasons that reach the user, a clean end."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+
+from wisp.engines.vllm import counter_files, failure
+from wisp.engines.vllm import serve as serving
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import ConfigError, HostMemoryError, WispError
+
+SETTINGS = WispSettings(expert_slots=8)
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path, monkeypatch):
+    """Shared files go to a directory of this test; a signal handler of a run does not stay."""
+    monkeypatch.setattr(counter_files.tempfile, "gettempdir", lambda: str(tmp_path))
+    before = signal.getsignal(signal.SIGTERM)
+    yield counter_files.directory()
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def vllm_does(monkeypatch):
+    """Puts a function in the place of vLLM's server."""
+
+    def put(action):
+        monkeypatch.setattr(serving, "_run", lambda *_: action())
+
+    return put
+
+
+def run():
+    serving.serve(["model"], SETTINGS)
+
+
+def test_the_settings_join_a_users_own_configuration():
+    settings = WispSettings(expert_slots=8, policy="fifo")
+    merged = serving.merged_config({"other": 1, "wisp": {"expert_slots": 4, "page_lock": "off"}}, settings)
+    assert merged == {"other": 1, "wisp": {"expert_slots": 8, "policy": "fifo", "page_lock": "off"}}
+
+
+@pytest.mark.parametrize("additional", ["text", 3, ["wisp"]])
+def test_a_configuration_that_is_no_object_is_refused(additional):
+    with pytest.raises(ConfigError, match="must be a JSON object"):
+        serving.merged_config(additional, SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("own", "told"), [(3, "must be a JSON object"), ({"slots": 4}, "unknown wisp setting"), ({"policy": "x"}, "'x'")]
+)
+def test_a_users_own_wisp_settings_are_checked(own, told):
+    with pytest.raises(ConfigError, match=told):
+        serving.merged_config({"wisp": own}, SETTINGS)
+
+
+FAILING_ENGINE = """
+from wisp.engines.vllm import failure
+from wisp.errors import HostMemoryError
+with failure.handed_over():
+    raise HostMemoryError("give the process 3GiB more")
+"""
+
+
+def engine_that_fails():
+    ended = subprocess.run([sys.executable, "-c", FAILING_ENGINE], stderr=subprocess.DEVNULL)
+    assert ended.returncode == 1
+    raise RuntimeError("Engine core initialization failed.")
+
+
+def test_the_reason_of_an_engine_process_reaches_the_front_end(vllm_does):
+    vllm_does(engine_that_fails)
+    with pytest.raises(WispError, match="give the process 3GiB more"):
+        run()
+
+
+def test_a_failure_of_vllms_own_stays_its_own(vllm_does):
+    def fail():
+        raise RuntimeError("not ours")
+
+    vllm_does(fail)
+    with pytest.raises(RuntimeError, match="not ours"):
+        run()
+
+
+def test_nothing_is_handed_over_where_nobody_asked(monkeypatch):
+    monkeypatch.delenv(failure.FILE_VARIABLE, raising=False)
+    with pytest.raises(HostMemoryError), failure.handed_over():
+        raise HostMemoryError("no file is named")
+
+
+def test_a_run_leaves_neither_files_nor_processes_nor_variables(vllm_does, directory):
+    seen = []
+
+    def leave_things():
+        counter_files.path_for("engine", 0).touch()
+        process = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        process.start()
+        seen.append(process)
+
+    vllm_does(leave_things)
+    run()
+    assert list(directory.iterdir()) == []
+    assert not seen[0].is_alive()
+    assert {failure.FILE_VARIABLE, counter_files.OWNER_VARIABLE}.isdisjoint(os.environ)
+
+
+def test_sigterm_before_vllm_has_a_handler_ends_the_run_cleanly(vllm_does, directory):
+    vllm_does(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert list(directory.iterdir()) == []
+
+
+def test_an_interrupt_that_vllm_swallows_is_raised_again(monkeypatch):
+    utils = pytest.importorskip("vllm.v1.engine.utils")
+    from wisp.engines.vllm.patches import interrupted_start
+
+    closed = []
+
+    @contextmanager
+    def swallowing(*_):
+        try:
+            yield SimpleNamespace()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(utils, "zmq_socket_ctx", swallowing)
+    interrupted_start.install()
+    with pytest.raises(KeyboardInterrupt), utils.zmq_socket_ctx("address"):
+        raise KeyboardInterrupt
+    with utils.zmq_socket_ctx("address"):
+        pass
+    assert closed == [True, True]
