@@ -49,6 +49,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._worker = WorkerPaging.of(vllm_config, settings)
         self._store = self._make_store()
         self._place = self._worker.add_layer(self.layer_name, self._store)
+        self._is_paged = False
         self._page_after_loading()
 
     @property
@@ -128,6 +129,8 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         finish_loading = method.process_weights_after_loading
 
         def process_weights_after_loading(_method: Any, layer: Any) -> None:
+            if self._is_paged:
+                raise UnsupportedError("weights cannot be reloaded into a paged engine yet; start a new one instead")
             with layer._stand_ins() if self._kind.takes_checkpoint_layout else nullcontext():
                 finish_loading(layer)
             layer._page()
@@ -168,6 +171,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             if captured.bias is not None:  # taken from the layer before the slots were there
                 captured.bias = paged.slots[name]
         experts.apply = paged.kernel.run  # shadows the method on this instance
+        self._is_paged = True
 
 
 @torch.library.custom_op("wisp::paged_experts", mutates_args=())
