@@ -1,5 +1,6 @@
 """Device memory for the slots of all layers, in units of one expert."""
 
+import time
 from dataclasses import dataclass
 
 import torch
@@ -55,6 +56,15 @@ class Arena:
         assert distance % self.layout.row_bytes == 0, "stores and arena start at multiples of a row"
         return distance // self.layout.row_bytes
 
+    def link_bytes_per_second(self, store: HostStore, *, repeats: int = 4) -> float:
+        """How fast the store's rows come into the arena: the best of some copies of one row."""
+        seconds = []
+        for _ in range(repeats):
+            start = _now(self.device)
+            self.rows[0].copy_(store.rows[0], non_blocking=True)
+            seconds.append(_now(self.device) - start)
+        return self.layout.row_bytes / min(seconds)
+
     def _check_room(self, nbytes: int) -> None:
         if self.device.type != "cuda":
             return
@@ -66,3 +76,10 @@ class Arena:
                 f"memory, but {format_bytes(free)} are free; set expert_slots to {max(1, self.shape.slots - beyond)} "
                 f"or less"
             )
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()

@@ -13,7 +13,8 @@ from wisp.errors import StatsError
 
 FIELDS = ("steps", "references", "faults", "bytes_moved", "evictions", "waves", "copy_seconds")
 """Per layer: steps planned (one that ran in groups of tokens counts as several); distinct experts they needed;
-loads; bytes loaded; experts that lost their slot; kernel waves; seconds spent copying (on a GPU: of its stream)."""
+loads; bytes loaded; experts that lost their slot; kernel waves; seconds of copying (by the clock or by the stream where
+the host decides; bytes over the rate of the link where the device does)."""
 
 _MAGIC = b"WISPCNT1"
 _HEADER_BYTES = 1 << 16

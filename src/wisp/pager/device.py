@@ -52,11 +52,22 @@ class DevicePager:
     """One layer's page table and copies on the device."""
 
     def __init__(
-        self, layer: int, state: DeviceState, store: HostStore, arena: Arena, *, source: torch.Tensor | None = None
+        self,
+        layer: int,
+        state: DeviceState,
+        store: HostStore,
+        arena: Arena,
+        *,
+        link_bytes_per_second: float,
+        source: torch.Tensor | None = None,
     ) -> None:
-        """Page layer number `layer`; `source` (like `store.rows`) is copied from in place of the store's rows."""
+        """Page layer number `layer`; `source` (like `store.rows`) is copied from in place of the store's rows.
+
+        Copies inside a graph are not timed one by one: their seconds are bytes over `link_bytes_per_second`.
+        """
         self.layer, self.store, self.arena = layer, store, arena
         self.num_experts = store.num_experts
+        self.link_bytes_per_second = link_bytes_per_second
         self._state = state
         self._padded = triton.next_power_of_2(store.num_experts)
         self._store_words = device_view((store.rows if source is None else source).view(torch.int32), arena.device)
@@ -90,7 +101,6 @@ class DevicePager:
             EXPERTS=self._padded,
             ROW_WORDS=self._store_words.shape[1],
             BLOCK=BLOCK_WORDS,
-            TIMED=self.arena.device.type == "cuda",
         )
         return choice_rows
 
@@ -122,15 +132,16 @@ class DevicePager:
 
     def totals(self) -> dict[str, float]:
         """What this layer did so far, by the names of `counters.FIELDS`; reads host memory only."""
-        steps, references, faults, evictions, moved, copy_ns = self._state.mirror[self.layer, :6].tolist()
+        steps, references, faults, evictions, moved = self._state.mirror[self.layer, :5].tolist()
+        bytes_moved = moved * self.store.expert_bytes
         return {
             "steps": steps,
             "references": references,
             "faults": faults,
-            "bytes_moved": moved * self.store.expert_bytes,
+            "bytes_moved": bytes_moved,
             "evictions": evictions,
             "waves": steps,
-            "copy_seconds": copy_ns / 1e9,
+            "copy_seconds": bytes_moved / self.link_bytes_per_second,
         }
 
     def _programs(self) -> int:

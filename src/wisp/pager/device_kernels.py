@@ -19,11 +19,10 @@ REFERENCES = tl.constexpr(1)
 FAULTS = tl.constexpr(2)
 EVICTIONS = tl.constexpr(3)
 MOVED = tl.constexpr(4)
-COPY_NS = tl.constexpr(5)
-ARRIVED = tl.constexpr(6)
+ARRIVED = tl.constexpr(5)
 FIELDS = 8
-"""`fields`: steps so far; totals of references, faults, evictions, experts read from the store and nanoseconds of
-copying; and how many programs of the running launch have read the state. Padded to 8 words a layer."""
+"""`fields`: steps so far; totals of references, faults, evictions and experts read from the store; and how many
+programs of the running launch have read the state. Padded to 8 words a layer."""
 
 _NEVER = tl.constexpr(1 << 62)
 
@@ -73,7 +72,6 @@ def decide_and_gather(
     EXPERTS: tl.constexpr,
     ROW_WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
-    TIMED: tl.constexpr,
 ):
     """Make the experts that `ids` names resident as far as there are slots, and copy their bytes.
 
@@ -100,10 +98,7 @@ def decide_and_gather(
     new = slot
     evictions = 0
     writes = program == 0  # where nothing is loaded, the others need none of what it writes
-    copy_ns = tl.zeros([], tl.int64)
     if loads > 0:
-        if TIMED:
-            copy_ns -= tl.extra.cuda.globaltimer().to(tl.int64)
         tl.debug_barrier()  # the whole program has read before it is counted as arrived
         writes = tl.atomic_add(fields + ARRIVED, 1) == programs - 1
         held = tl.sum(resident.to(tl.int32), axis=0)
@@ -146,10 +141,7 @@ def decide_and_gather(
         tl.store(fields + FAULTS, all_faults)
         tl.store(fields + EVICTIONS, all_evictions)
         tl.store(fields + MOVED, moved)
-        all_copy_ns = tl.load(fields + COPY_NS) + copy_ns
-        tl.store(fields + COPY_NS, all_copy_ns)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
-        tl.store(mirror + COPY_NS, all_copy_ns)
         tl.store(mirror + CLOCK, step)
         tl.store(mirror + REFERENCES, references)
         tl.store(mirror + FAULTS, all_faults)

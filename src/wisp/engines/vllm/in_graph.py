@@ -24,6 +24,7 @@ class InGraphPaging:
         shape = ArenaShape(len(stores), slots, STAGING.rows)
         self.arena = Arena(shape, stores[0].layout, device)
         self.state = DeviceState(stores[0].num_experts, [self.arena.direct_row(store) for store in stores], device)
+        link = self.arena.link_bytes_per_second(stores[0])
         self.pagers = [
             DevicePager(layer, self.state, store, self.arena, source=_rotated(store) if broken and layer == 0 else None)
             for layer, store in enumerate(stores)
