@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wisp.cli.checkpoint import check_checkpoint, check_experts, local_folder
 from wisp.cli.forwarding import flag_value
@@ -98,9 +98,9 @@ def check_device(device: str) -> None:
 
 
 def check_serve(
-    model: str, slots: str | None, policy: str, page_lock: str, device: str, args: Sequence[str]
+    model: str, slots: str | None, device: str, args: Sequence[str], *, policy: str, **options: Any
 ) -> "WispSettings":
-    """Everything above, the cheap things first; returns the settings."""
+    """Everything above, the cheap things first; returns the settings, with `options` by the names they have there."""
     expert_slots = parse_slots(slots)
     check_policy(policy)
     check_model(model, expert_slots, args)
@@ -109,4 +109,4 @@ def check_serve(
     check_device(device)
     from wisp.engines.vllm.settings import WispSettings
 
-    return WispSettings(expert_slots=expert_slots, policy=policy, page_lock=page_lock)  # type: ignore[arg-type]
+    return WispSettings(expert_slots=expert_slots, policy=policy, **options)

@@ -19,6 +19,13 @@ def serve(
         Literal["auto", "require", "off"],
         typer.Option(help="Page-lock the backing store for a GPU: if possible, or fail, or do not try."),
     ] = "auto",
+    decide: Annotated[
+        Literal["auto", "device", "host"],
+        typer.Option(help="Where paging is decided: in CUDA graphs on the device (lru only), or on the host."),
+    ] = "auto",
+    host_memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Host memory to count on, such as 100GiB; what is free if left.")
+    ] = None,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Fail unless vLLM would serve on this device.")
     ] = "auto",
@@ -28,7 +35,8 @@ def serve(
     Every other flag goes to `vllm serve` as it is, such as --port 8000 or --max-model-len 4096. For the list of
     those: wisp serve MODEL --expert-slots 16 --help=all.
     """
-    settings = check_serve(model, expert_slots, policy, page_lock, device, context.args)
+    options = {"page_lock": page_lock, "decide": decide, "host_memory": host_memory}
+    settings = check_serve(model, expert_slots, device, context.args, policy=policy, **options)
     from wisp.engines.vllm.serve import serve as serve_vllm
 
     serve_vllm([model, *context.args], settings, device=device)

@@ -14,7 +14,7 @@ import pytest
 from wisp.engines.vllm import counter_files, failure
 from wisp.engines.vllm import serve as serving
 from wisp.engines.vllm.settings import WispSettings
-from wisp.errors import ConfigError, HostMemoryError, WispError
+from wisp.errors import ConfigError, HostMemoryError, UnsupportedError, WispError
 
 SETTINGS = WispSettings(expert_slots=8)
 
@@ -142,3 +142,65 @@ def test_an_interrupt_that_vllm_swallows_is_raised_again(monkeypatch):
     with utils.zmq_socket_ctx("address"):
         pass
     assert closed == [True, True]
+
+
+@pytest.fixture
+def parsed(monkeypatch):
+    """Runs up to vLLM's own `serve`, and returns the arguments that it would get."""
+    command = pytest.importorskip("vllm.entrypoints.cli.serve").ServeSubcommand
+    given = []
+    monkeypatch.setattr(command, "cmd", staticmethod(given.append))
+
+    def parse(*words, settings=SETTINGS, device="auto"):
+        serving._run(["some/model", *words], settings, device)
+        return given[-1]
+
+    return parse
+
+
+def test_vllm_gets_every_flag_and_the_settings(parsed):
+    args = parsed("--port=8123", "-tp", "2", "--max-model-len", "1k", "--additional-config", '{"other": {"a": 1}}')
+    assert (args.model_tag, args.port, args.tensor_parallel_size, args.max_model_len) == ("some/model", 8123, 2, 1000)
+    assert args.additional_config == {"other": {"a": 1}, "wisp": {"expert_slots": 8}}
+
+
+def test_an_unknown_flag_is_a_usage_error_of_vllm(parsed, capsys):
+    with pytest.raises(SystemExit) as end:
+        parsed("--no-such-flag")
+    assert end.value.code == 2
+    assert "--no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("settings", "words", "is_eager", "told"),
+    [
+        (WispSettings(8, policy="lfru"), [], True, 1),
+        (WispSettings(8, decide="host"), [], True, 1),
+        (WispSettings(8, decide="host"), ["--enforce-eager"], True, 0),
+        (WispSettings(8), [], False, 0),
+    ],
+)
+def test_on_a_gpu_what_the_host_decides_runs_without_graphs(
+    parsed, monkeypatch, capsys, settings, words, is_eager, told
+):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_cuda", lambda self: True)
+    assert parsed(*words, settings=settings).enforce_eager is is_eager
+    assert capsys.readouterr().err.count("wisp: adding --enforce-eager") == told
+
+
+def test_another_device_than_the_one_asked_for_is_refused(parsed):
+    from vllm.platforms import current_platform
+
+    other = "cpu" if current_platform.is_cuda() else "cuda"
+    with pytest.raises(UnsupportedError, match="leave --device out"):
+        parsed(device=other)
+
+
+def test_a_vllm_that_finds_no_device_is_told(parsed, monkeypatch):
+    from vllm.platforms import current_platform
+
+    monkeypatch.setattr(type(current_platform), "is_unspecified", lambda self: True)
+    with pytest.raises(UnsupportedError, match="finds no device"):
+        parsed()

@@ -82,9 +82,10 @@ def _run(arguments: Sequence[str], settings: WispSettings, device: str) -> None:
             f"build of vLLM for {device}, or leave --device out"
         )
     args.additional_config = merged_config(args.additional_config or {}, settings)
-    if current_platform.is_cuda() and not args.enforce_eager:
+    merged = WispSettings.parse(args.additional_config["wisp"])
+    if current_platform.is_cuda() and not merged.decides_on_device("cuda") and not args.enforce_eager:
         args.enforce_eager = True
-        print("wisp: adding --enforce-eager, because paging decides on the host in this version", file=sys.stderr)
+        print("wisp: adding --enforce-eager, because these settings decide paging on the host", file=sys.stderr)
     command.cmd(args)
 
 
