@@ -26,7 +26,14 @@ class InGraphPaging:
         self.state = DeviceState(stores[0].num_experts, [self.arena.direct_row(store) for store in stores], device)
         link = self.arena.link_bytes_per_second(stores[0])
         self.pagers = [
-            DevicePager(layer, self.state, store, self.arena, source=_rotated(store) if broken and layer == 0 else None)
+            DevicePager(
+                layer,
+                self.state,
+                store,
+                self.arena,
+                link_bytes_per_second=link,
+                source=_rotated(store) if broken and layer == 0 else None,
+            )
             for layer, store in enumerate(stores)
         ]
         self.stream = ExpertStream(self.pagers, self.state, STAGING)
