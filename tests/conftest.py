@@ -10,7 +10,7 @@ from hypothesis import settings
 settings.register_profile("wisp", deadline=None)  # a machine that is busy with an engine is slow at times
 settings.load_profile("wisp")
 
-sys.path.append(str(Path(__file__).parent))  # for `import models`, which is no package under importlib mode
+sys.path.append(str(Path(__file__).parent))  # for `models` and `workload`
 
 
 @pytest.fixture(scope="session")

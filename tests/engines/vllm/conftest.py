@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from workload import EAGER, POLICIES, SLOTS, make_request
 
 HERE = Path(__file__).parent
 
@@ -52,3 +53,20 @@ def engines(run_script: Callable[..., Any], tmp_path_factory: pytest.TempPathFac
         return answered[key]
 
     return engines
+
+
+@pytest.fixture(scope="session")
+def qwen(engines: Engines, checkpoint: Callable[..., Path]) -> dict[str, Any]:
+    """Replies of the stock engine ("stock"), of several numbers of slots, of the policies, and of a broken one."""
+    model = checkpoint("qwen3_moe")
+    return engines(
+        {
+            "stock": make_request(model),
+            **{str(slots): make_request(model, {"expert_slots": slots}) for slots in SLOTS},
+            **{policy: make_request(model, {"expert_slots": 5, "policy": policy}) for policy in POLICIES},
+            "broken": make_request(model, {"expert_slots": 5, "break_expert": True}),
+            "stock again": make_request(model, max_num_seqs=64),
+            "many sequences": make_request(model, {"expert_slots": 4}, max_num_seqs=64),
+        },
+        **EAGER,
+    )

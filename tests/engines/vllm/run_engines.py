@@ -1,0 +1,183 @@
+"""Runs vLLM engines one after another in a process of their own and writes down what tests compare.
+
+    python run_engines.py REQUESTS.json REPLIES.json
+
+A request: {"model", "wisp": settings or null, "args": of `vllm.LLM`, "phases": [{"prompts": [ids, ...], "sampling":
+of `SamplingParams`}, ...]}. Each phase is one `generate`, so that a later one can hit the prefixes of an earlier one.
+A reply: {"error": [type, text]} of an engine that did not start, or what `_run` returns.
+"""
+
+import gc
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and, unless TP > 1, the model live in this process
+os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+
+DEFAULTS = {
+    "dtype": "bfloat16",
+    "skip_tokenizer_init": True,
+    "max_model_len": 512,
+    "max_num_batched_tokens": 64,
+    "max_num_seqs": 8,
+    "num_gpu_blocks_override": 200,
+    "enforce_eager": True,
+    "seed": 0,
+}
+
+SAMPLING = {"temperature": 0, "max_tokens": 8, "logprobs": 20, "ignore_eos": True, "detokenize": False}
+
+
+def main(requests: str, replies: str) -> None:
+    """Answer every request; the replies appear when all are there."""
+    answers = [answer(request) for request in json.loads(Path(requests).read_text())]
+    Path(replies).write_text(json.dumps(answers))
+
+
+def answer(request: dict[str, Any]) -> dict[str, Any]:
+    """Start, run and drop one engine."""
+    from vllm import LLM
+
+    settings = {"additional_config": {"wisp": request["wisp"]}} if request["wisp"] is not None else {}
+    try:
+        llm = LLM(model=request["model"], **{**DEFAULTS, **settings, **request["args"]})
+    except Exception as error:
+        return {"error": [type(error).__name__, str(error)]}
+    try:
+        return _run(llm, request)
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.unfreeze()  # vLLM hides from the collector what it has started with
+        gc.collect()
+
+
+def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from vllm import SamplingParams
+
+    core = llm.llm_engine.engine_core.engine_core
+    schedule = _record_schedule(core.scheduler)
+    layers = _layers(core)
+    plans = {layer.layer_name: _record_plans(layer) for layer in layers if hasattr(layer, "pager")}
+    phases = []
+    for phase in request["phases"]:
+        sampling = SamplingParams(**{**SAMPLING, **phase["sampling"]})
+        prompts = [{"prompt_token_ids": ids} for ids in phase["prompts"]]
+        phases.append(
+            [
+                {
+                    "tokens": list(output.outputs[0].token_ids),
+                    "logprobs": [_exact(position) for position in output.outputs[0].logprobs],
+                    "cached": output.num_cached_tokens,
+                }
+                for output in llm.generate(prompts, sampling, use_tqdm=False)
+            ]
+        )
+    return {
+        "phases": phases,
+        "schedule": schedule,
+        "plans": plans,
+        "layers": [_state(layer) for layer in layers],
+        "counters": _counters(llm.llm_engine.vllm_config.instance_id) if request["wisp"] else [],
+    }
+
+
+def _exact(position: dict[int, Any]) -> list[list[Any]]:
+    """Logprobs of one position, every bit of them."""
+    return [[token, entry.logprob.hex()] for token, entry in position.items()]
+
+
+def _record_schedule(scheduler: Any) -> list[dict[str, int]]:
+    steps: list[dict[str, int]] = []
+    numbers: dict[str, str] = {}  # request ids are random in part, so they are counted as they come
+    original = scheduler.schedule
+
+    def schedule(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        scheduled = output.num_scheduled_tokens.items()
+        steps.append({numbers.setdefault(request, str(len(numbers))): tokens for request, tokens in scheduled})
+        return output
+
+    scheduler.schedule = schedule
+    return steps
+
+
+def _layers(core: Any) -> list[Any]:
+    """The layers of routed experts, where the model lives in this process."""
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+
+    worker = getattr(core.model_executor, "driver_worker", None)
+    runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
+    if runner is None:
+        return []
+    return [module for module in runner.model.modules() if isinstance(module, RoutedExperts)]
+
+
+def _record_plans(layer: Any) -> list[dict[str, Any]]:
+    plans: list[dict[str, Any]] = []
+
+    def observe(plan: Any) -> None:
+        experts = sorted({expert for wave in plan.waves for expert in wave.experts})
+        counts = {"faults": plan.faults, "evictions": len(plan.evictions), "waves": len(plan.waves)}
+        plans.append({"experts": experts, **counts})
+
+    layer.pager.observe = observe
+    return plans
+
+
+def _state(layer: Any) -> dict[str, Any]:
+    """Where the experts of one layer are, and whose methods run them."""
+    import torch
+
+    method = layer.quant_method
+    state = {
+        "class": f"{type(layer).__module__}.{type(layer).__qualname__}",
+        "parameters": {name: list(tensor.shape) for name, tensor in layer.named_parameters()},
+        "buffers": {name: list(tensor.shape) for name, tensor in layer.named_buffers()},
+        "own": sorted({"process_weights_after_loading", "apply"} & set(vars(method))),
+        "kernel_own": sorted({"apply", "moe_sum"} & set(vars(method.moe_kernel.fused_experts))),
+    }
+    if not hasattr(layer, "pager"):
+        return state
+    pager = layer.pager
+    gc.unfreeze()
+    everything = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    masters = {master.data_ptr() for store in layer._worker.stores for master in store.tensors.values()}
+    shapes = {tuple(master.shape) for master in pager.store.tensors.values()}
+    return {
+        **state,
+        "slots_true": all(
+            torch.equal(slots[slot], pager.store.tensors[name][expert])
+            for name, slots in pager.pool.tensors.items()
+            for expert, slot in pager.resident.slot_of.items()
+        ),
+        "whole_copies": sum(
+            tuple(tensor.shape) in shapes and not tensor.is_meta and tensor.data_ptr() not in masters
+            for tensor in everything
+        ),
+    }
+
+
+def _counters(instance_id: str) -> list[dict[str, Any]]:
+    """What every worker counted, as any other process would read it."""
+    from wisp.engines.vllm.paging import counters_files
+    from wisp.pager.counters import Counters
+
+    opened = [Counters.open(path) for path in counters_files(instance_id)]
+    return [
+        {
+            "layers": {name: counters.layer(index) for index, name in enumerate(counters.layers)},
+            "total": counters.total(),
+            "facts": vars(counters.facts),
+            "page_locked": counters.page_locked,
+        }
+        for counters in opened
+    ]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

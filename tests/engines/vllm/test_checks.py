@@ -1,0 +1,133 @@
+"""What cannot be paged stops before anything is loaded, by name and with the remedy."""
+
+import pytest
+import torch
+
+vllm = pytest.importorskip("vllm")
+
+from vllm.engine.arg_utils import EngineArgs  # noqa: E402
+
+from wisp.engines.vllm import checks, kernels  # noqa: E402
+from wisp.engines.vllm.settings import WispSettings  # noqa: E402
+from wisp.errors import ConfigError, UnsupportedError  # noqa: E402
+
+pytestmark = pytest.mark.engine
+WISP = {"additional_config": {"wisp": {"expert_slots": 5}}}
+
+
+def make_config(model, **args):
+    """The configuration that an engine of the CPU would start with; the plug-in checks it here."""
+    common = {"dtype": "bfloat16", "max_model_len": 256, "skip_tokenizer_init": True, "enforce_eager": True}
+    return EngineArgs(model=str(model), **{**common, **args}).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def moe(checkpoint):
+    return checkpoint("qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def config(moe):
+    return make_config(moe)
+
+
+def test_a_sound_configuration_passes(moe):
+    make_config(moe, **WISP)
+    make_config(moe, **WISP, tensor_parallel_size=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"expert_slots": 17}, "a layer of this model has 16 experts; set it to 16 or less"),
+        ({"expert_slots": 3}, "a token of this model needs 4 experts at once.* set expert_slots to 4 or more"),
+        ({"expert_slots": 0}, "expert_slots must be 1 or more"),
+        ({"expert_slots": "many"}, "expert_slots must be a whole number"),
+        ({"slots": 4}, "unknown wisp setting 'slots'"),
+        ({"expert_slots": 5, "policy": "mru"}, "unknown replacement policy 'mru'"),
+        (5, "must be an object"),
+    ],
+)
+def test_wrong_settings_stop_the_start(moe, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        make_config(moe, additional_config={"wisp": settings})
+
+
+def test_a_model_without_experts_stops_the_start(checkpoint):
+    dense = checkpoint("dense")
+    make_config(dense)
+    with pytest.raises(UnsupportedError, match="has no routed experts, so there is nothing to page"):
+        make_config(dense, **WISP)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ({"dtype": "float32"}, "torch.float32 experts cannot be paged; add --dtype bfloat16"),
+        ({"cpu_offload_gb": 1}, "--cpu-offload-gb moves the tensors that wisp pages; use one of the two"),
+        ({"offload_group_size": 2, "offload_num_in_group": 1}, "--offload-group-size moves the tensors"),
+        ({"enable_expert_parallel": True}, "--enable-expert-parallel does not work with paging yet"),
+        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1 does not work with paging yet"),
+        ({"data_parallel_size": 2}, "--data-parallel-size above 1 does not work with paging yet"),
+        ({"enable_lora": True}, "--enable-lora does not work with paging yet"),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
+            "--speculative-config does not work with paging yet",
+        ),
+        ({"load_format": "sharded_state"}, "--load-format sharded_state bypasses host memory; use one of auto"),
+        ({"load_format": "fastsafetensors"}, "--load-format fastsafetensors bypasses host memory"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_feature_that_cannot_be_paged_stops_the_start(moe, args, message):
+    make_config(moe, **args)
+    with pytest.raises(UnsupportedError, match=message):
+        make_config(moe, **WISP, **args)
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "value", "message"),
+    [
+        ("parallel_config", "enable_eplb", True, "--enable-eplb does not work"),
+        ("parallel_config", "enable_elastic_ep", True, "--enable-elastic-ep does not work"),
+        ("parallel_config", "enable_dbo", True, "--enable-dbo does not work"),
+        ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode does not work"),
+        ("model_config", "quantization", "gptq_marlin", "gptq_marlin experts cannot be paged yet; serve a bf16"),
+        ("model_config", "dtype", torch.float32, "float32 experts cannot be paged"),
+    ],
+)
+def test_a_feature_that_a_cpu_does_not_have_is_refused_too(config, monkeypatch, part, field, value, message):
+    checks.check_engine(config, WispSettings(5))
+    monkeypatch.setattr(getattr(config, part), field, value)
+    with pytest.raises(UnsupportedError, match=message):
+        checks.check_engine(config, WispSettings(5))
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1", "0.32.7+cpu", "0.32.0rc2"])
+def test_the_tested_versions_pass(version):
+    checks.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "0.26.0+cu130", "dev", "", "0.3.2", "0.320.0"])
+def test_another_version_is_refused_with_the_range(config, monkeypatch, version):
+    with pytest.raises(UnsupportedError, match=r"from 0\.32\.0 to below 0\.33\.0, not .*; install vllm==0\.32\.0"):
+        checks.check_version(version)
+    monkeypatch.setattr(vllm, "__version__", version)
+    with pytest.raises(UnsupportedError, match=r"from 0\.32\.0 to below 0\.33\.0"):
+        checks.check_engine(config, WispSettings(5))
+
+
+@pytest.mark.parametrize("name", ["FlashInferExperts", "DeepGemmExperts", "BatchedTritonExperts", "none"])
+def test_a_kernel_that_is_not_known_to_honour_the_map_is_refused(name):
+    experts_class = None if name == "none" else type(name, (), {})
+    with pytest.raises(UnsupportedError, match=f"the MoE kernel {name} .*add --moe-backend triton"):
+        kernels.kernel_kind(experts_class)
+
+
+def test_the_kernels_that_are_fed_exist_in_this_version():
+    from vllm.model_executor.layers.fused_moe.experts import cpu_moe, triton_moe
+
+    for name in kernels.CPU_EXPERTS:
+        assert kernels.kernel_kind(getattr(cpu_moe, name)) is kernels.SlotIdKernel
+    for name in kernels.MAPPED_EXPERTS:
+        assert kernels.kernel_kind(getattr(triton_moe, name)) is kernels.ExpertMapKernel

@@ -1,0 +1,93 @@
+"""Settings that make no sense are refused, each with what would."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import ConfigError, UnknownPolicyError
+
+
+def test_the_slots_alone_are_enough():
+    assert WispSettings.parse({"expert_slots": 16}) == WispSettings(expert_slots=16, policy="lru", page_lock="auto")
+
+
+@pytest.mark.parametrize("slots", [0, -1, -16])
+def test_slots_below_one_are_refused(slots):
+    with pytest.raises(ConfigError, match=f"expert_slots must be 1 or more, not {slots}"):
+        WispSettings.parse({"expert_slots": slots})
+
+
+@pytest.mark.parametrize("slots", ["16", 16.0, None, True, [16], {"a": 1}, float("nan")])
+def test_slots_that_are_no_whole_number_are_refused(slots):
+    with pytest.raises(ConfigError, match="expert_slots must be a whole number"):
+        WispSettings.parse({"expert_slots": slots})
+
+
+@pytest.mark.parametrize("raw", [None, 16, "16", [], [16], True])
+def test_what_is_no_object_is_refused(raw):
+    with pytest.raises(ConfigError, match="must be an object such as"):
+        WispSettings.parse(raw)
+
+
+def test_without_slots_it_is_refused():
+    with pytest.raises(ConfigError, match="lacks expert_slots"):
+        WispSettings.parse({"policy": "lru"})
+
+
+@pytest.mark.parametrize("name", ["slots", "expert-slots", "Expert_Slots", ""])
+def test_an_unknown_setting_is_refused(name):
+    with pytest.raises(ConfigError, match=f"unknown wisp setting {name!r}; known are break_expert, .*expert_slots"):
+        WispSettings.parse({"expert_slots": 4, name: 4})
+
+
+def test_unknown_settings_of_several_types_are_refused():
+    with pytest.raises(ConfigError, match="unknown wisp setting"):
+        WispSettings.parse({"expert_slots": 4, "x": 1, 2: 3})
+
+
+@pytest.mark.parametrize("policy", ["mru", "LRU", "belady", "", None, 3, ["lru"]])
+def test_an_unknown_policy_is_refused(policy):
+    with pytest.raises(UnknownPolicyError, match="known are lru, lfru, least_stale, fifo"):
+        WispSettings.parse({"expert_slots": 4, "policy": policy})
+
+
+@pytest.mark.parametrize("page_lock", ["yes", True, None, 1, {}])
+def test_an_unknown_page_lock_is_refused(page_lock):
+    with pytest.raises(ConfigError, match="page_lock must be one of auto, require, off"):
+        WispSettings.parse({"expert_slots": 4, "page_lock": page_lock})
+
+
+@pytest.mark.parametrize("value", ["no", "false", 1, 0, None])
+def test_experts_are_not_broken_by_a_word(value):
+    with pytest.raises(ConfigError, match="break_expert must be true or false"):
+        WispSettings.parse({"expert_slots": 4, "break_expert": value})
+
+
+@pytest.mark.parametrize("extra", [{}, {"other": {"expert_slots": 4}}, None])
+def test_without_the_key_paging_is_off(extra):
+    assert WispSettings.of(SimpleNamespace(additional_config=extra)) is None
+
+
+def test_other_keys_are_left_alone():
+    extra = {"other": 5, "wisp": {"expert_slots": 4}}
+    assert WispSettings.of(SimpleNamespace(additional_config=extra)) == WispSettings(4)
+
+
+def test_an_empty_configuration_is_refused_rather_than_off():
+    with pytest.raises(ConfigError, match="must be an object"):
+        WispSettings.of(SimpleNamespace(additional_config={"wisp": None}))
+    with pytest.raises(ConfigError, match="lacks expert_slots"):
+        WispSettings.of(SimpleNamespace(additional_config={"wisp": {}}))
+
+
+def test_slots_are_compared_with_the_models_experts():
+    WispSettings(16).check_model(16, 4, waves_by_expert=False)
+    WispSettings(4).check_model(16, 4, waves_by_expert=False)
+    WispSettings(1).check_model(16, 4, waves_by_expert=True)
+    with pytest.raises(ConfigError, match=r"expert_slots is 17 but .* has 16 experts; set it to 16 or less"):
+        WispSettings(17).check_model(16, 4, waves_by_expert=True)
+    with pytest.raises(
+        ConfigError, match=r"expert_slots is 3 but a token .* needs 4 .*; set expert_slots to 4 or more"
+    ):
+        WispSettings(3).check_model(16, 4, waves_by_expert=False)
