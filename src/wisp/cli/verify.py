@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -81,8 +82,7 @@ def _engines(
     flags = engine_flags(flags)
     with console.status("unpaged: stock vLLM with all experts"):
         unpaged = run_arm(model, None, workload, flags)
-    table = Table("slots", "requests", "same tokens", "same logprobs", "largest difference", "steps", "prefix hits",
-                  "hit ratio", "faults", "verdict", title=f"{model}: paged against unpaged, same schedule")  # fmt: skip
+    table = _table(f"{model}: paged against unpaged, same schedule", "prefix hits", "hit ratio", "faults")
     same = True
     for count in counts:
         with console.status(f"paged: {count} slots"):
@@ -91,13 +91,8 @@ def _engines(
         same = same and verdict.identical
         counters = paged.counters or {"references": 0.0, "faults": 0.0}
         table.add_row(
-            str(count),
-            str(verdict.requests),
-            str(verdict.same_tokens),
-            str(verdict.same_logprobs),
-            f"{verdict.largest_difference:.3g}",
-            f"{len(paged.steps)} {'same' if verdict.same_schedule else 'DIFFERENT'}",
-            f"{verdict.cached_tokens} tokens",
+            *_cells(count, verdict, len(paged.steps)),
+            f"{verdict.cached_tokens}",
             f"{hit_ratio(counters):.1%}",
             f"{counters['faults']:.0f}",
             _verdict(verdict.identical),
@@ -110,23 +105,14 @@ def _clients(model: str, counts: list[int], clients: int, max_tokens: int, flags
     from wisp.engines.vllm.verify.clients import compare_under_clients
     from wisp.engines.vllm.verify.compare import engine_flags
 
-    table = Table("slots", "clients", "requests", "same tokens", "same logprobs", "largest difference", "steps",
-                  "verdict", title=f"{model}: paged server against the unpaged engine, same schedule")  # fmt: skip
+    title = f"{model}: paged server against the unpaged engine, same schedule"
+    table = _table(title, "clients")
     same = True
     for count in counts:
         with console.status(f"{clients} clients at {count} slots, then their schedule unpaged"):
             verdict, steps = compare_under_clients(model, count, clients, engine_flags(flags), max_tokens=max_tokens)
         same = same and verdict.identical
-        table.add_row(
-            str(count),
-            str(clients),
-            str(verdict.requests),
-            str(verdict.same_tokens),
-            str(verdict.same_logprobs),
-            f"{verdict.largest_difference:.3g}",
-            f"{steps} {'same' if verdict.same_schedule else 'DIFFERENT'}",
-            _verdict(verdict.identical),
-        )
+        table.add_row(*_cells(count, verdict, steps), str(clients), _verdict(verdict.identical))
     console.print(table)
     return same
 
@@ -141,8 +127,8 @@ def _layerwise(
 ) -> bool:
     from wisp.engines.vllm.verify.compare import engine_flags, run_arm
 
-    table = Table("slots", "layer", "calls", "identical", "largest difference", "verdict",
-                  title=f"{model}: each layer against itself with all experts")  # fmt: skip
+    columns = ("slots", "layer", "calls", "identical", "max diff", "verdict")
+    table = Table(*columns, title=f"{model}: each layer against itself with all experts", box=box.SIMPLE)
     same = True
     for count in counts:
         with console.status(f"{count} slots, layer by layer"):
@@ -166,6 +152,21 @@ def _layerwise(
             )
     console.print(table)
     return same
+
+
+def _table(title: str, *more: str) -> Table:
+    columns = ("slots", "tokens", "logprobs", "max diff", "steps", *more, "verdict")
+    return Table(*columns, title=title, caption="same answers of all, steps of both engines", box=box.SIMPLE)
+
+
+def _cells(slots: int, verdict: Any, steps: int) -> tuple[str, ...]:
+    return (
+        str(slots),
+        f"{verdict.same_tokens}/{verdict.requests}",
+        f"{verdict.same_logprobs}/{verdict.requests}",
+        f"{verdict.largest_difference:.3g}",
+        f"{steps}" if verdict.same_schedule else f"{steps} DIFFERENT",
+    )
 
 
 def _verdict(identical: bool) -> str:

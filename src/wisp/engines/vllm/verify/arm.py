@@ -129,6 +129,9 @@ def _add(engine: Any, name: str, arrival: Arrival) -> None:
         logprobs=arrival.logprobs,
         ignore_eos=arrival.ignore_eos,
         stop_token_ids=list(arrival.stop_token_ids) or None,
+        repetition_penalty=arrival.repetition_penalty,
+        presence_penalty=arrival.presence_penalty,
+        frequency_penalty=arrival.frequency_penalty,
         detokenize=False,
     )
     engine.add_request(name, prompt, params)

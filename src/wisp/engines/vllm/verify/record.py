@@ -32,15 +32,5 @@ def steps_of(path: Path) -> list[list[tuple[int, int]]]:
 def arrivals_of(path: Path, *, logprobs: int) -> tuple[list[str], Workload]:
     """The requests of a recorded server: their ids, and the workload that replays them."""
     events = [event for event in read_events(path) if "request_id" in event]
-    arrivals = tuple(
-        Arrival(
-            step=event["step"],
-            max_tokens=event["max_tokens"],
-            token_ids=tuple(event["token_ids"]),
-            ignore_eos=False,
-            stop_token_ids=tuple(event["stop_token_ids"]),
-            logprobs=logprobs,
-        )
-        for event in events
-    )
-    return [event["request_id"] for event in events], Workload(arrivals)
+    request_ids = [event.pop("request_id") for event in events]
+    return request_ids, Workload(tuple(Arrival(**event, ignore_eos=False, logprobs=logprobs) for event in events))

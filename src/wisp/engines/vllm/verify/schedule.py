@@ -28,13 +28,17 @@ class RecordingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed
     def add_request(self, request: Request) -> None:
         """Record the arrival."""
         self._order[request.request_id] = len(self._order)
+        params = request.sampling_params
         self._write(
             {
                 "request_id": request.request_id,
                 "step": self.steps,
-                "token_ids": list(request.prompt_token_ids or ()),
+                "token_ids": tuple(request.prompt_token_ids or ()),
                 "max_tokens": request.max_tokens,
-                "stop_token_ids": sorted(request.sampling_params.all_stop_token_ids),
+                "stop_token_ids": tuple(sorted(params.all_stop_token_ids)),
+                "repetition_penalty": params.repetition_penalty,
+                "presence_penalty": params.presence_penalty,
+                "frequency_penalty": params.frequency_penalty,
             }
         )
         super().add_request(request)

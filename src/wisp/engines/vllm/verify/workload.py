@@ -25,6 +25,9 @@ class Arrival:
     ignore_eos: bool = True
     logprobs: int = 20
     stop_token_ids: tuple[int, ...] = ()
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
 
 
 @dataclass(frozen=True)
