@@ -21,6 +21,9 @@ from wisp.errors import VerifyError
 
 LOGPROBS = 10
 START_SECONDS = 600
+THREADS = {"OMP_NUM_THREADS": "1"}
+"""vLLM's CPU server leaves a core to its front end, an engine in one process does not; and how a CPU kernel divides
+its sums among threads shows in the bits."""
 SERVER_FLAGS = ("--no-async-scheduling", "--scheduler-cls", RECORDING_SCHEDULER)
 """Without asynchronous scheduling a step is scheduled after the one before has been answered, so that what arrives
 before which step decides everything."""
@@ -82,8 +85,20 @@ def compare_under_clients(
             answered = dict(pair for talk in asyncio.run(everyone()) for pair in talk)
         request_ids, workload = arrivals_of(record, logprobs=LOGPROBS)
         paged = ArmResult([_of(answered, name) for name in request_ids], steps_of(record), None, 0.0)
-    unpaged = run_arm(model, None, workload, flags)
-    return judge(unpaged, paged), len(paged.steps)
+    unpaged = run_arm(model, None, workload, flags, variables=THREADS)
+    return judge(_as_served(unpaged, paged), paged), len(paged.steps)
+
+
+def _as_served(unpaged: ArmResult, paged: ArmResult) -> ArmResult:
+    """The unpaged answers with the log-probabilities that the API shows: of its ten, the chosen token is one."""
+    answers = []
+    for one, other in zip(unpaged.answers, paged.answers, strict=True):
+        shown = [
+            {token: a[token] for token in a if token in b or len(b) < LOGPROBS}
+            for a, b in zip(one.logprobs, other.logprobs, strict=False)
+        ]
+        answers.append(Answer(one.token_ids, shown, one.cached_tokens))
+    return ArmResult(answers, unpaged.steps, unpaged.counters, unpaged.seconds)
 
 
 def _of(answered: dict[str, Answer], request_id: str) -> Answer:
@@ -106,7 +121,10 @@ def _serving(model: str, expert_slots: int, flags: Sequence[str], record: Path, 
     command += ["--host", "127.0.0.1", "--port", str(port), *SERVER_FLAGS, *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment(**{SCHEDULE_FILE_VARIABLE: str(record)})
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment(**THREADS, **{SCHEDULE_FILE_VARIABLE: str(record)}),
         )
     server = _Server(f"http://127.0.0.1:{port}", process, log)
     try:

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -85,8 +85,12 @@ def run_arm(
     flags: Sequence[str] = (),
     *,
     layerwise: bool = False,
+    variables: Mapping[str, str] | None = None,
 ) -> ArmResult:
-    """Run one engine in a process of its own and return its report; `VerifyError` says why it did not finish."""
+    """Run one engine in a process of its own and return its report; `VerifyError` says why it did not finish.
+
+    `variables` are added to the process's environment.
+    """
     with tempfile.TemporaryDirectory(prefix="wisp-verify-") as folder:
         home = Path(folder)
         workload.save(home / "workload.json")
@@ -97,7 +101,9 @@ def run_arm(
         log = home / "log"
         with log.open("w") as output:
             command = [sys.executable, "-m", "wisp.engines.vllm.verify.arm", str(home / "request.json")]
-            ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment(), check=False)
+            ended = subprocess.run(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environment(**(variables or {})), check=False
+            )
         result = home / "result.json"
         if not result.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])

@@ -47,7 +47,7 @@ class RecordingScheduler(Scheduler):  # type: ignore[misc]  # vLLM is not typed
         """Record how many tokens of each request (by its place in the order of arrival) the step computes."""
         output = super().schedule(*args, **kwargs)
         self.steps += 1
-        tokens = sorted((self._order[name], count) for name, count in output.num_scheduled_tokens.items())
+        tokens = [(self._order[name], count) for name, count in output.num_scheduled_tokens.items()]
         self._write({"tokens": tokens})
         return output
 
