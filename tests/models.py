@@ -35,6 +35,22 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
         "Mixtral",
         {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 64, "sliding_window": None},
     ),
+    "glm4_moe": (  # groups of experts, a bias on their scores, a shared expert, a dense first layer
+        "Glm4Moe",
+        {
+            "n_routed_experts": 16,
+            "num_experts_per_tok": 4,
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
+            "moe_intermediate_size": 32,
+            "intermediate_size": 128,
+            "head_dim": 64,
+            "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
     "gpt_oss": (
         "GptOss",
         {

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 32
-EAGER = {"TORCHDYNAMO_DISABLE": "1"}
-"""Even with --enforce-eager vLLM compiles small functions of its own, for seconds each."""
+EAGER = {"TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""Environment of quick runs: even with --enforce-eager vLLM compiles small functions of its own, for seconds each, and
+tiny layers are faster on one thread."""
 
 
 def make_phases() -> list[dict[str, Any]]:
@@ -27,6 +28,15 @@ def make_phases() -> list[dict[str, Any]]:
 def make_request(model: Path, wisp: dict[str, Any] | None = None, **args: Any) -> dict[str, Any]:
     """An engine with this `wisp` configuration (None: stock vLLM), to run all of `make_phases`."""
     return {"model": str(model), "wisp": wisp, "args": {"block_size": BLOCK, **args}, "phases": make_phases()}
+
+
+def make_crowded_request(model: Path, wisp: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Four requests that each outgrow a block together, where there are blocks for two to do so."""
+    prompts = [[5 + index] * (BLOCK - 1) for index in range(4)]
+    return {
+        **make_request(model, wisp, num_gpu_blocks_override=7, max_model_len=3 * BLOCK),
+        "phases": [{"prompts": prompts, "sampling": {"max_tokens": 12}}],
+    }
 
 
 POLICIES = ("lfru", "least_stale", "fifo")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from workload import EAGER, POLICIES, SLOTS, make_request
+from workload import EAGER, POLICIES, SLOTS, make_crowded_request, make_request
 
 HERE = Path(__file__).parent
 
@@ -67,6 +67,8 @@ def qwen(engines: Engines, checkpoint: Callable[..., Path]) -> dict[str, Any]:
             "broken": make_request(model, {"expert_slots": 5, "break_expert": True}),
             "stock again": make_request(model, max_num_seqs=64),
             "many sequences": make_request(model, {"expert_slots": 4}, max_num_seqs=64),
+            "stock, crowded": make_crowded_request(model),
+            "crowded": make_crowded_request(model, {"expert_slots": 5}),
         },
         **EAGER,
     )

@@ -145,7 +145,7 @@ def _state(layer: Any) -> dict[str, Any]:
         return state
     pager = layer.pager
     gc.unfreeze()
-    everything = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    everything = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
     masters = {master.data_ptr() for store in layer._worker.stores for master in store.tensors.values()}
     shapes = {tuple(master.shape) for master in pager.store.tensors.values()}
     return {

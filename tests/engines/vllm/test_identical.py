@@ -1,5 +1,6 @@
 """Paged and unpaged engines give the same tokens and top-20 logprobs, bit for bit, under the same schedule."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -30,6 +31,14 @@ def test_every_policy(qwen, policy):
 
 def test_more_sequences_at_once(qwen):
     assert_identical(qwen["many sequences"], qwen["stock again"])
+
+
+def test_requests_that_are_preempted(qwen):
+    assert_identical(qwen["crowded"], qwen["stock, crowded"])
+    computed = Counter()
+    for step in qwen["crowded"]["schedule"]:
+        computed.update(step)
+    assert max(computed.values()) > BLOCK - 1 + 12, "some request was computed twice"
 
 
 def test_a_wrong_expert_shows(qwen):
@@ -63,6 +72,7 @@ MODELS: dict[str, tuple[tuple[Any, ...], dict[str, Any], int, dict[str, Any]]] =
     "shared expert": (("qwen2_moe",), {}, 5, {}),
     "olmoe": (("olmoe",), {}, 4, {}),
     "mixtral": (("mixtral",), {}, 3, {}),
+    "grouped, with a bias": (("glm4_moe",), {}, 5, {}),
     "padded by the engine": (("qwen3_moe",), {"moe_intermediate_size": 48}, 6, {}),
     "dense layers between": (("qwen3_moe",), {"decoder_sparse_step": 2, "num_hidden_layers": 4}, 5, {}),
     "one expert a token": (("qwen3_moe",), {"num_experts_per_tok": 1}, 1, {}),
@@ -92,7 +102,7 @@ def test_models_differ(models):
     assert len({str(models[f"{name}, stock"]["phases"]) for name in MODELS}) == len(MODELS)
 
 
-def test_compiled(engines, checkpoint):
+def test_compiled_and_on_several_threads(engines, checkpoint):
     model = checkpoint("qwen3_moe", num_hidden_layers=2)
     args = {"enforce_eager": False}
     replies = engines({"stock": make_request(model, **args), "paged": make_request(model, {"expert_slots": 5}, **args)})
@@ -104,8 +114,7 @@ def test_tensor_parallel(engines, checkpoint):
     args = {"tensor_parallel_size": 2}
     replies = engines(
         {"stock": make_request(model, **args), "paged": make_request(model, {"expert_slots": 5}, **args)},
-        VLLM_CPU_OMP_THREADS_BIND="0|1",
-        **EAGER,
+        **{**EAGER, "VLLM_CPU_OMP_THREADS_BIND": "0|1"},
     )
     assert_identical(replies["paged"], replies["stock"])
     first, second = replies["paged"]["counters"]

@@ -1,0 +1,92 @@
+# Triton has to be prepared before vLLM looks for it
+"""Runs vLLM's own Triton MoE kernel in Triton's interpreter over an arena, decided on the "device".
+
+python run_triton_in_graph.py RESULTS.json
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import run_triton as shared  # prepares Triton
+import torch
+import vllm._custom_ops as ops
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.fused_moe import fused_moe as tables
+from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
+
+from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
+from wisp.engines.vllm.kernels import PartialOutputs
+from wisp.pager.store import HostStore
+
+LAYERS, STEPS = 2, 2
+SLOTS = (1, 5, 16)
+GRAPH_TOKENS = 9
+"""Of 1, 2, 9 and 24 tokens a step the widest is streamed."""
+
+
+def main(results: str) -> None:
+    """Compare every number of tokens with every number of slots, some steps each."""
+    ops.moe_align_block_size, ops.moe_sum = shared.align, shared.moe_sum
+    tables.get_moe_configs = shared.tuned_table
+    random = torch.Generator().manual_seed(0)
+    cases = []
+    for slots in SLOTS:
+        with set_current_vllm_config(VllmConfig()):
+            experts = [
+                shared.PoisonedExperts(shared.make_config(), FUSED_MOE_UNQUANTIZED_CONFIG) for _ in range(LAYERS)
+            ]
+        stores = [make_store(random) for _ in range(LAYERS)]
+        paging = InGraphPaging(stores, slots, torch.device("cpu"))
+        paging.arena.rows.fill_(0xFF)  # NaN in bf16
+        sums = PartialOutputs(max(shared.TOKENS), shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
+        kernels = [InGraphKernel(experts[layer], paging, layer, sums, GRAPH_TOKENS) for layer in range(LAYERS)]
+        for tokens in shared.TOKENS * STEPS:
+            for layer, kernel in enumerate(kernels):
+                arguments = shared.make_arguments(tokens, random)
+                whole = {name: stores[layer].tensors[name].contiguous() for name in ("w13", "w2")}
+                experts[layer].apply(**arguments, w1=whole["w13"], w2=whole["w2"])
+                expected = arguments["output"].clone()
+                arguments["output"].fill_(torch.nan)
+                kernel.run(**arguments, w1=paging.arena.tensors["w13"], w2=paging.arena.tensors["w2"])
+                cases.append(
+                    {
+                        "slots": slots,
+                        "tokens": tokens,
+                        "identical": shared.same_bits(expected, arguments["output"]),
+                        "finite": bool(expected.isfinite().all()),
+                    }
+                )
+        cases[-1]["totals"] = [pager.totals() for pager in paging.pagers]
+    Path(results).write_text(json.dumps({"cases": cases, "broken": broken(random)}))
+
+
+def make_store(random: torch.Generator) -> HostStore:
+    """Random experts of one layer."""
+    shapes = {
+        "w13": (shared.EXPERTS, 2 * shared.INNER, shared.HIDDEN),
+        "w2": (shared.EXPERTS, shared.HIDDEN, shared.INNER),
+    }
+    store = HostStore({name: torch.empty(shape, dtype=shared.DTYPE) for name, shape in shapes.items()})
+    for tensor in store.tensors.values():
+        tensor.copy_(torch.randn(tensor.shape, generator=random).to(shared.DTYPE) / 4)
+    return store
+
+
+def broken(random: torch.Generator) -> bool:
+    """Whether a layer that is broken on purpose still gives the right bits."""
+    with set_current_vllm_config(VllmConfig()):
+        experts = shared.PoisonedExperts(shared.make_config(), FUSED_MOE_UNQUANTIZED_CONFIG)
+    store = make_store(random)
+    paging = InGraphPaging([store], 8, torch.device("cpu"), broken=True)
+    sums = PartialOutputs(2, shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
+    arguments = shared.make_arguments(1, random)
+    experts.apply(**arguments, w1=store.tensors["w13"].contiguous(), w2=store.tensors["w2"].contiguous())
+    expected = arguments["output"].clone()
+    kernel = InGraphKernel(experts, paging, 0, sums, GRAPH_TOKENS)
+    kernel.run(**arguments, w1=paging.arena.tensors["w13"], w2=paging.arena.tensors["w2"])
+    return shared.same_bits(expected, arguments["output"])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

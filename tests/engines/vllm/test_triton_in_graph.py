@@ -1,0 +1,31 @@
+"""vLLM's own Triton kernel, over an arena and decided on the device, gives the bits that it gives with all experts.
+
+It runs in Triton's interpreter; slots that nothing was loaded into are NaN.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def results(run_script):
+    return run_script("run_triton_in_graph.py")
+
+
+def test_every_number_of_slots_and_tokens_gives_the_same_bits(results):
+    cases = results["cases"]
+    assert {case["slots"] for case in cases} == {1, 5, 16}  # top-k is 4 of 16
+    assert {case["tokens"] for case in cases} == {1, 2, 9, 24}  # 24 are streamed
+    assert all(case["finite"] for case in cases)
+    assert [(case["slots"], case["tokens"]) for case in cases if not case["identical"]] == []
+
+
+def test_faults_become_fewer_with_more_slots(results):
+    faults = [case["totals"][0]["faults"] for case in results["cases"] if "totals" in case]
+    assert faults == sorted(faults, reverse=True)
+    assert faults[-1] == 16
+
+
+def test_a_wrong_expert_shows(results):
+    assert results["broken"] is False
