@@ -17,11 +17,16 @@ TESTED_VLLM = ("0.32.0", "0.33.0")
 LOAD_FORMATS = ("auto", "safetensors", "hf", "pt", "mistral", "dummy")
 
 
-def check_version(version: str) -> None:
-    """Raise `UnsupportedError` for a vLLM outside the tested range."""
+def is_tested(version: str) -> bool:
+    """Whether this vLLM is in the tested range."""
     parts = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
     first, beyond = (tuple(int(part) for part in bound.split(".")[:2]) for bound in TESTED_VLLM)
-    if not first <= parts < beyond:
+    return first <= parts < beyond
+
+
+def check_version(version: str) -> None:
+    """Raise `UnsupportedError` for a vLLM outside the tested range."""
+    if not is_tested(version):
         raise UnsupportedError(
             f"this wisp pages vLLM from {TESTED_VLLM[0]} to below {TESTED_VLLM[1]}, not {version}; "
             f"install vllm=={TESTED_VLLM[0]}, or a wisp made for {version}"

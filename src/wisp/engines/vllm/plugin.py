@@ -7,16 +7,26 @@ _registered = False
 
 
 def register() -> None:
-    """Offer the paged layer to vLLM; without a `wisp` configuration stock vLLM is what runs."""
+    """Offer the paged layer to vLLM; without a `wisp` configuration stock vLLM is what runs.
+
+    In a vLLM outside the tested range only the check of the configuration is there, which names the range.
+    """
     global _registered
     if _registered:
         return
     _registered = True
+    import vllm
+
+    from wisp.engines.vllm.checks import is_tested
+    from wisp.engines.vllm.patches import engine_args
+
+    engine_args.install()
+    if not is_tested(vllm.__version__):
+        return
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     from wisp.engines.vllm.layer import PagedRoutedExperts
-    from wisp.engines.vllm.patches import engine_args, routed_experts
+    from wisp.engines.vllm.patches import routed_experts
 
     RoutedExperts.register_oot(PagedRoutedExperts)
-    engine_args.install()
     routed_experts.install(PagedRoutedExperts)
