@@ -89,8 +89,8 @@ class ExpertStream:
 
     def _begin(self) -> None:
         """Look at the page tables (the one synchronisation of the step) and lay out the copies."""
-        table = self._state.slot_of.cpu()
-        row_of = self._state.row_of.cpu()
+        table = self._state.slot_of.cpu().clone()
+        row_of = self._state.row_of.cpu().clone()
         shape, step = self._arena.shape, _Step()
         for layer in range(shape.layers):
             slots = table[layer].tolist()

@@ -1,0 +1,57 @@
+"""What the device decides is what `ResidentSet` decides, eviction by eviction, and the bytes are where it says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    results = tmp_path_factory.mktemp("device") / "results.json"
+    script = Path(__file__).with_name("run_device.py")
+    done = subprocess.run([sys.executable, script, results], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(results.read_text())
+
+
+def test_page_tables_and_bytes_equal_the_host_s_plan(report):
+    assert [replay["wrong"] for replay in report["replays"]] == [[]] * len(report["replays"])
+
+
+def test_steps_wider_than_the_slots_occur_and_are_read_where_they_lie(report):
+    assert [replay["direct"] > 0 for replay in report["replays"]] == [False, False, True, False, True, True]
+
+
+def test_faults_and_evictions_are_those_of_the_host(report):
+    for replay in report["replays"]:
+        assert replay["faults"][0] == replay["faults"][1]
+        assert replay["evictions"][0] == replay["evictions"][1]
+        assert replay["steps"] == [30, 30]
+    assert any(sum(replay["evictions"][0]) > 0 for replay in report["replays"])
+
+
+@pytest.mark.parametrize("case", ["cold", "warm", "all"])
+def test_a_stream_shows_every_expert_once_with_its_bytes(report, case):
+    assert report[case]["seen"] == [list(range(16))] * 2
+    assert report[case]["wrong"] == 0
+
+
+def test_a_stream_leaves_the_residents_in_their_slots(report):
+    assert report["warm"]["before"] == report["warm"]["after"]
+    assert report["warm"]["before"][0][:6] == [0, 1, 2, 3, 4, -1]
+
+
+def test_a_stream_fills_the_free_slots(report):
+    assert report["cold"]["before"] == [[-1] * 16] * 2
+    assert report["cold"]["after"] == [[0, 1, 2, 3, 4, *[-1] * 11]] * 2
+    assert report["all"]["after"] == [list(range(16))] * 2
+
+
+def test_a_stream_counts_what_it_moves(report):
+    warm, cold = report["warm"]["totals"][0], report["cold"]["totals"][0]
+    assert (warm["references"], warm["faults"], warm["steps"]) == (5 + 16, 5 + 11, 2)
+    assert (cold["references"], cold["faults"], cold["steps"]) == (16, 16, 1)
+    assert warm["bytes_moved"] == (5 + 11) * cold["bytes_moved"] / 16
