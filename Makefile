@@ -33,7 +33,7 @@ $(STAMP): $(LOCK) pyproject.toml
 	@$(BIN)/pip install --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@$(BIN)/python -c 'import torch; assert torch.version.cuda is None' 2>/dev/null || { \
 		echo "pip has installed a torch that is not the CPU build. Remove $(VENV) and point pip at PyTorch's CPU wheels:" \
-			"make setup PIP_ARGS='--extra-index-url URL', with the URL that pytorch.org shows for pip and CPU" >&2; exit 1; }
+			"make setup PIP_ARGS='--extra-index-url URL', with the URL that PyTorch's installation page shows for pip and CPU" >&2; exit 1; }
 	@touch $@
 
 demo: $(STAMP)
