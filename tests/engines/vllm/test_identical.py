@@ -106,7 +106,11 @@ def test_compiled_and_on_several_threads(engines, checkpoint):
     model = checkpoint("qwen3_moe", num_hidden_layers=2)
     args = {"enforce_eager": False}
     replies = engines({"stock": make_request(model, **args), "paged": make_request(model, {"expert_slots": 5}, **args)})
-    assert_identical(replies["paged"], replies["stock"])
+    paged = replies["paged"]
+    assert_identical(paged, replies["stock"])
+    planned = [sum(plan["faults"] for plan in plans) for plans in paged["plans"].values()]
+    counted = [fields["faults"] for fields in paged["counters"][0]["layers"].values()]
+    assert planned == counted, "the warm-up is not counted"
 
 
 def test_tensor_parallel(engines, checkpoint):
