@@ -12,6 +12,8 @@ from wisp.errors import ConfigError
 
 console = Console()
 
+CAPTION = "tokens, logprobs: same answers of all; cached: tokens from the prefix cache; hits: of expert references"
+
 
 def verify(
     context: typer.Context,
@@ -82,7 +84,7 @@ def _engines(
     flags = engine_flags(flags)
     with console.status("unpaged: stock vLLM with all experts"):
         unpaged = run_arm(model, None, workload, flags)
-    table = _table(f"{model}: paged against unpaged, same schedule", "prefix hits", "hit ratio", "faults")
+    table = _table(f"{model}: paged against unpaged, same schedule", "cached", "hits", "faults")
     same = True
     for count in counts:
         with console.status(f"paged: {count} slots"):
@@ -156,7 +158,7 @@ def _layerwise(
 
 def _table(title: str, *more: str) -> Table:
     columns = ("slots", "tokens", "logprobs", "max diff", "steps", *more, "verdict")
-    return Table(*columns, title=title, caption="same answers of all, steps of both engines", box=box.SIMPLE)
+    return Table(*columns, title=title, caption=CAPTION, box=box.SIMPLE, padding=(0, 1, 0, 0))
 
 
 def _cells(slots: int, verdict: Any, steps: int) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def _all_experts_on_device(layer: PagedRoutedExperts) -> Iterator[None]:
     paged_apply = experts.__dict__.pop("apply")
     slots = {name: layer._buffers[name] for name in layer.store.tensors}
     for name, master in layer.store.tensors.items():
-        layer._buffers[name] = master.to(slots[name].device)
+        layer._buffers[name] = master.to(slots[name].device).contiguous()
     try:
         yield
     finally:

@@ -1,0 +1,112 @@
+"""`wisp verify` says identical only of what is identical, and different of what is broken."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from wisp.engines.vllm.verify.arm import Answer, ArmResult
+from wisp.engines.vllm.verify.clients import _as_served
+from wisp.engines.vllm.verify.compare import ENGINE_FLAGS, engine_flags, judge
+from wisp.engines.vllm.verify.workload import WHEN_IDLE, Workload, standard_workload
+from wisp.errors import ConfigError
+
+MODEL = Path(__file__).parents[3] / "demo" / "model"
+ANSWER = Answer(token_ids=[4, 5], logprobs=[{"4": -0.1, "7": -2.5}, {"5": -0.25, "1": -3.0}], cached_tokens=0)
+UNPAGED = ArmResult(answers=[ANSWER, ANSWER], steps=[[(0, 3), (1, 2)], [(0, 1), (1, 1)]], counters=None, seconds=1.0)
+
+
+def other(**changes):
+    """`UNPAGED` with the second answer changed."""
+    return replace(UNPAGED, answers=[ANSWER, replace(ANSWER, **changes)])
+
+
+def test_the_same_is_identical():
+    assert judge(UNPAGED, UNPAGED).identical
+
+
+def test_another_token_is_not():
+    verdict = judge(UNPAGED, other(token_ids=[4, 6]))
+    assert not verdict.identical
+    assert (verdict.same_tokens, verdict.same_logprobs) == (1, 2)
+
+
+def test_a_last_bit_is_not():
+    verdict = judge(UNPAGED, other(logprobs=[{"4": -0.1, "7": -2.5}, {"5": -0.25000000000000006, "1": -3.0}]))
+    assert not verdict.identical
+    assert 0 < verdict.largest_difference < 1e-15
+
+
+def test_a_missing_log_probability_is_not():
+    assert not judge(UNPAGED, other(logprobs=[{"4": -0.1, "7": -2.5}, {"5": -0.25}])).identical
+
+
+def test_another_schedule_is_not():
+    assert not judge(UNPAGED, replace(UNPAGED, steps=[[(0, 5)]])).identical
+
+
+def test_of_what_a_client_is_not_shown_nothing_is_asked():
+    ten = {str(token): -float(token) for token in range(10)}
+    unpaged = replace(UNPAGED, answers=[Answer([4], [{**ten, "99": -50.0}], 0)])
+    paged = replace(UNPAGED, answers=[Answer([4], [ten], 0)])
+    assert not judge(unpaged, paged).identical
+    assert judge(_as_served(unpaged, paged), paged).identical
+
+
+def test_a_workload_survives_its_file(tmp_path):
+    workload = standard_workload(max_tokens=3)
+    workload.save(tmp_path / "workload.json")
+    assert Workload.load(tmp_path / "workload.json") == workload
+    steps = [arrival.step for arrival in workload.arrivals]
+    assert steps == sorted(steps)
+    assert steps[0] == 0
+    assert steps[-1] == WHEN_IDLE
+
+
+def test_no_prompt_is_refused():
+    with pytest.raises(ConfigError, match="prompt"):
+        standard_workload([])
+
+
+def test_the_user_s_flags_win():
+    flags = engine_flags(("--max-num-seqs", "2", "--seed=7"))
+    assert flags.count("--max-num-seqs") == 1
+    assert "--seed" not in flags
+    assert "--max-num-batched-tokens" in flags
+    assert engine_flags(())[::2] == tuple(ENGINE_FLAGS)
+
+
+def run(*arguments):
+    """`wisp verify demo/model ...`."""
+    command = [sys.executable, "-m", "wisp.cli.main", "verify", str(MODEL), "--enforce-eager", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
+
+
+@pytest.mark.engine
+def test_broken_on_purpose_exits_with_1():
+    done = run("--slots", "8", "--break", "--max-tokens", "4")
+    assert done.returncode == 1, done.stderr
+    assert "DIFFERENT" in done.stdout
+
+
+@pytest.mark.engine
+def test_layers_equal_themselves_with_all_experts():
+    done = run("--slots", "6", "--layerwise", "--max-tokens", "4")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("identical") == 1 + 6  # a column's name, and six layers
+
+
+@pytest.mark.engine
+def test_concurrent_clients_get_what_the_unpaged_engine_answers():
+    done = run("--slots", "8", "--clients", "8", "--max-tokens", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "16/16" in done.stdout
+
+
+@pytest.mark.engine
+def test_slots_that_cannot_be_exit_with_2():
+    done = run("--slots", "33")
+    assert done.returncode == 2
+    assert "32 experts" in done.stderr
