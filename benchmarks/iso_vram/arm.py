@@ -95,7 +95,7 @@ def moved_bytes() -> float:
 
     torch.cuda.synchronize()
     for worker in list(paging._workers.values()):
-        worker.publish()
+        worker.publish(exactly=True)
         return worker.counters.total()["bytes_moved"]
     return 0.0
 

@@ -74,6 +74,7 @@ def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, objec
                     wrong.append(f"step {step}, layer {layer}: bytes of expert {expert}")
             if pager.rows_of(ids.flatten()).tolist() != rows.tolist():
                 wrong.append(f"step {step}, layer {layer}: rows of blocks")
+    layers.state.refresh_mirror()
     totals = [pager.totals() for pager in layers.pagers]
     return {
         "wrong": wrong,
@@ -111,6 +112,7 @@ def stream(slots: int, *, warm: bool) -> dict[str, object]:
                 wrong += not torch.equal(
                     layers.arena.rows[layers.arena.shape.slot_row(layer, slot)], store.rows[expert]
                 )
+    layers.state.refresh_mirror()
     return {
         "seen": seen,
         "wrong": wrong,

@@ -34,8 +34,12 @@ class DeviceState:
         self.last_used = torch.zeros((layers, num_experts), dtype=torch.int64, device=device)
         self.fields = torch.zeros((layers, device_kernels.FIELDS), dtype=torch.int64, device=device)
         self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
-        """A copy of `fields` in host memory, written by the device."""
+        """A copy of `fields` in host memory, written by the device; some steps behind at times."""
         self.mirror_on_device = device_view(self.mirror, device)
+
+    def refresh_mirror(self) -> None:
+        """Bring the mirror fully up to date; waits for the device, so not while a graph is captured."""
+        self.mirror.copy_(self.fields)
 
     def reset(self) -> None:
         """Evict everything and count from zero, as after an engine's warm-up."""

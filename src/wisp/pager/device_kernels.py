@@ -21,6 +21,7 @@ EVICTIONS = tl.constexpr(3)
 MOVED = tl.constexpr(4)
 ARRIVED = tl.constexpr(5)
 FIELDS = 8
+MIRROR_EVERY = tl.constexpr(16)
 """`fields`: steps so far; totals of references, faults, evictions and experts read from the store; and how many
 programs of the running launch have read the state. Padded to 8 words a layer."""
 
@@ -78,7 +79,8 @@ def decide_and_gather(
     `store` [experts, ROW_WORDS] and `arena` [rows, ROW_WORDS] are int32; slot s of the layer is row
     first_row + s * row_stride, expert e of the store is row direct_row + e. Missing experts, ascending, get the free
     slots, then victims' slots; those beyond the slots stay in the store. choice_rows[i] = row of expert ids[i].
-    `mirror` (host memory) gets a copy of `fields`, for the host to read at any time.
+    `mirror` (host memory) gets a copy of `fields`, for the host to read at any time: after a load, and every so often
+    besides. A launch that writes to the host ends only when the write has crossed the link, about a microsecond.
 
     Every program plans from the old state and copies its share; the last of them to have read the state writes the
     new one: one launch does both, and no program waits for another.
@@ -142,11 +144,12 @@ def decide_and_gather(
         tl.store(fields + EVICTIONS, all_evictions)
         tl.store(fields + MOVED, moved)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
-        tl.store(mirror + CLOCK, step)
-        tl.store(mirror + REFERENCES, references)
-        tl.store(mirror + FAULTS, all_faults)
-        tl.store(mirror + EVICTIONS, all_evictions)
-        tl.store(mirror + MOVED, moved)
+        if (loads > 0) | (step % MIRROR_EVERY == 0):
+            tl.store(mirror + CLOCK, step)
+            tl.store(mirror + REFERENCES, references)
+            tl.store(mirror + FAULTS, all_faults)
+            tl.store(mirror + EVICTIONS, all_evictions)
+            tl.store(mirror + MOVED, moved)
 
 
 @triton.jit

@@ -57,6 +57,7 @@ def main(results: str) -> None:
                         "finite": bool(expected.isfinite().all()),
                     }
                 )
+        paging.state.refresh_mirror()
         cases[-1]["totals"] = [pager.totals() for pager in paging.pagers]
     Path(results).write_text(json.dumps({"cases": cases, "broken": broken(random)}))
 

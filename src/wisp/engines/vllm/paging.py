@@ -112,8 +112,13 @@ class WorkerPaging:
             return PagedLayer(ExpertMapKernel(experts, pager, self._partial_outputs_for(layer, device)), pool.tensors)
         return PagedLayer(SlotIdKernel(experts, pager), pool.tensors)
 
-    def publish(self) -> None:
-        """Bring the counters up to date with what the device has counted."""
+    def publish(self, *, exactly: bool = False) -> None:
+        """Bring the counters up to date with what the device has counted.
+
+        `exactly` waits for the device; otherwise the counters may be some steps behind.
+        """
+        if exactly and self.in_graph is not None:
+            self.in_graph.state.refresh_mirror()
         if self.in_graph is not None and self.counters is not None:
             for row, pager in enumerate(self.in_graph.pagers[: len(self.counters.layers)]):
                 self.counters.put(row, **pager.totals())
@@ -193,6 +198,12 @@ class Publisher(Thread):
             worker.publish()
             del worker
             time.sleep(PUBLISH_SECONDS)
+
+
+def publish_all() -> None:
+    """Bring the counters of all engines whose workers are in this process up to date, waiting for their devices."""
+    for worker in list(_workers.values()):
+        worker.publish(exactly=True)
 
 
 def _forget_warm_up(instance_id: str) -> None:

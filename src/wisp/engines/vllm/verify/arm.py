@@ -145,11 +145,10 @@ def _answer(output: Any) -> Answer:
 
 def _counters(engine: Any) -> dict[str, float] | None:
     """The engine's paging counters, summed over layers and ranks; None for the stock engine."""
-    from wisp.engines.vllm.paging import PUBLISH_SECONDS, counters_files
+    from wisp.engines.vllm.paging import counters_files, publish_all
     from wisp.pager.counters import Counters, merged
 
-    time.sleep(2 * PUBLISH_SECONDS)  # what a device has counted is published in intervals
-
+    publish_all()
     files = counters_files(engine.vllm_config.instance_id)
     return merged([Counters.open(file) for file in files]) if files else None
 
