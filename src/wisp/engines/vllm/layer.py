@@ -110,7 +110,9 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     def _make_store(self) -> HostStore:
         """Move the still empty parameters into a backing store, so that loading writes there."""
         parameters = self._expert_parameters()
-        self._worker.reserve(sum(parameter.nbytes for parameter in parameters.values()))
+        expert_bytes = sum(parameter[0].nbytes for parameter in parameters.values())
+        on_host = torch.device(self.moe_config.device).type == "cpu"  # the slots too
+        self._worker.reserve(expert_bytes * (self.local_num_experts + on_host * self._settings.expert_slots))
         store = HostStore(
             {name: parameter.data for name, parameter in parameters.items()},
             page_lock=self._settings.page_lock,

@@ -77,14 +77,14 @@ class WorkerPaging:
             warm_up.install(_forget_warm_up)
         return worker
 
-    def reserve(self, store_bytes: int) -> None:
-        """Check one more layer's backing store against free host memory, before anything is loaded.
+    def reserve(self, layer_bytes: int) -> None:
+        """Check what one more layer takes of the host memory against what is free, before anything is loaded.
 
         All layers are taken to be alike, so that the first one already stands for the model.
         """
         layers = 1 if self.stores else self.vllm_config.model_config.get_total_num_hidden_layers()
         ranks = self.vllm_config.parallel_config.world_size
-        need = (sum(store.nbytes for store in self.stores) + store_bytes * layers) * ranks
+        need = (sum(store.nbytes for store in self.stores) + layer_bytes * layers) * ranks
         room = self.free_memory
         if self.settings.host_memory is not None:
             room = HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
