@@ -122,7 +122,7 @@ def refused(engines, checkpoint):
     [
         ("own class", "UnsupportedError", "brings a class of experts of its own, GptOssRoutedExperts"),
         ("transformers", "UnsupportedError", "TransformersRoutedExperts, which cannot be paged yet; serve it without"),
-        ("host memory", "HostMemoryError", "needs 576KiB of host memory, but host_memory in the wisp configuration"),
+        ("host memory", "HostMemoryError", "needs 756KiB of host memory, but host_memory in the wisp configuration"),
         ("dense", "UnsupportedError", "has no routed experts"),
         ("below top-k", "ConfigError", "set expert_slots to 4 or more"),
     ],
