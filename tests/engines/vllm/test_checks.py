@@ -45,6 +45,7 @@ def test_a_sound_configuration_passes(moe):
         ({"expert_slots": "many"}, "expert_slots must be a whole number"),
         ({"slots": 4}, "unknown wisp setting 'slots'"),
         ({"expert_slots": 5, "policy": "mru"}, "unknown replacement policy 'mru'"),
+        ({"expert_slots": 5, "page_lock": "require"}, "nothing to page-lock"),
         (5, "must be an object"),
     ],
 )
@@ -131,3 +132,16 @@ def test_the_kernels_that_are_fed_exist_in_this_version():
         assert kernels.kernel_kind(getattr(cpu_moe, name)) is kernels.SlotIdKernel
     for name in kernels.MAPPED_EXPERTS:
         assert kernels.kernel_kind(getattr(triton_moe, name)) is kernels.ExpertMapKernel
+
+
+@pytest.mark.parametrize(
+    ("keys", "layers"),
+    [({}, 24), ({"decoder_sparse_step": 2}, 12), ({"first_k_dense_replace": 3}, 21), ({"expert_layer_period": 5}, 5)],
+)
+def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
+    from types import SimpleNamespace
+
+    from wisp.engines.vllm.paging import _moe_layers
+
+    model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_total_num_hidden_layers=lambda: 24)
+    assert _moe_layers(model) == layers

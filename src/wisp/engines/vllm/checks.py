@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from wisp.engines.vllm.settings import WispSettings
-from wisp.errors import UnsupportedError
+from wisp.errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -52,6 +52,11 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
         raise UnsupportedError(
             f"policy {settings.policy} is decided on the host, which CUDA graphs cannot hold; add --enforce-eager, "
             f"or use policy lru with decide set to auto"
+        )
+    if settings.page_lock == "require" and not current_platform.is_cuda():
+        raise ConfigError(
+            f"page_lock is set to require, but an engine on {current_platform.device_type} has nothing to page-lock "
+            f"memory for; set it to auto"
         )
     top_k = model.get_num_experts_per_tok()
     settings.check_model(num_experts, top_k, waves_by_expert=not current_platform.is_cpu())

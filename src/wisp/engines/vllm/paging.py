@@ -80,9 +80,9 @@ class WorkerPaging:
     def reserve(self, layer_bytes: int) -> None:
         """Check what one more layer takes of the host memory against what is free, before anything is loaded.
 
-        All layers are taken to be alike, so that the first one already stands for the model.
+        All MoE layers are taken to be alike, so that the first one already stands for the model.
         """
-        layers = 1 if self.stores else self.vllm_config.model_config.get_total_num_hidden_layers()
+        layers = 1 if self.stores else _moe_layers(self.vllm_config.model_config)
         ranks = self.vllm_config.parallel_config.world_size
         need = (sum(store.nbytes for store in self.stores) + layer_bytes * layers) * ranks
         room = self.free_memory
@@ -180,6 +180,17 @@ class WorkerPaging:
             self.in_graph.state.reset()
         if self.counters is not None:
             self.counters.reset()
+
+
+def _moe_layers(model: Any) -> int:
+    """How many layers have experts, as far as the usual keys of a configuration say; at most all of them."""
+    config, layers = model.hf_text_config, int(model.get_total_num_hidden_layers())
+    layers -= int(getattr(config, "first_k_dense_replace", 0) or 0)
+    for key in ("decoder_sparse_step", "moe_layer_freq", "expert_layer_period", "interleave_moe_layer_step"):
+        step = getattr(config, key, None)
+        if isinstance(step, int) and step > 1:
+            layers = -(-layers // step)
+    return max(1, layers)
 
 
 class Publisher(Thread):
