@@ -1,6 +1,17 @@
-"""What a routing trace says about its working set: stack distances, miss curves, footprints."""
+"""What a trace says about its working set: stack distances, miss curves, footprints; in bulk and online."""
 
+from wisp.workingset.blocks import BlockHistogram
 from wisp.workingset.curve import MissCurve, miss_curves
+from wisp.workingset.histogram import ExpertHistogram
 from wisp.workingset.stack import COLD, DepthCounts, LRUStack, count_depths
 
-__all__ = ["COLD", "DepthCounts", "LRUStack", "MissCurve", "count_depths", "miss_curves"]
+__all__ = [
+    "COLD",
+    "BlockHistogram",
+    "DepthCounts",
+    "ExpertHistogram",
+    "LRUStack",
+    "MissCurve",
+    "count_depths",
+    "miss_curves",
+]

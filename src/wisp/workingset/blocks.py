@@ -1,0 +1,172 @@
+"""How deep references to KV blocks reach: exact for every capacity up to a bound, however many blocks there are.
+
+A block below the `max_blocks` uppermost of the LRU stack is a miss at every capacity of interest, so it is forgotten:
+what lies above a block never depends on what lies below it. Hence bounded memory with no sampling error.
+
+References are counted in batches with numpy alone. Number them in time, the stack before the batch first. If a block
+is referenced at t and was last at p, then t - p - 1 references lie between, and each that returns to a block first
+referenced after p names no new block:
+
+    depth(t) = t - p - 1 - #{u < t : p(u) > p(t)}
+
+which is a count of inversions (Bennett and Kruskal, "LRU stack processing", 1975, count the same with a tree).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wisp.errors import ConfigError
+from wisp.workingset.curve import MissCurve
+from wisp.workingset.histogram import HALF_LIFE_STEPS, check_half_life, decay
+
+MAX_BLOCKS = 65_536
+"""The default bound: a million tokens in blocks of 16, 96 GiB of KV of Qwen3-30B-A3B."""
+
+_BATCH = 65_536  # references counted at once, or max_blocks if that is more: each batch also sorts the stack
+
+
+class BlockHistogram:
+    """The upper part of one LRU stack of blocks, and how often each depth was referenced.
+
+    Its memory is bounded whatever it is shown: 32 bytes for each of `max_blocks`, and some 120 more for each while a
+    batch is counted.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_blocks: int = MAX_BLOCKS,
+        half_life_steps: float | None = HALF_LIFE_STEPS,
+    ) -> None:
+        if max_blocks < 1:
+            raise ConfigError(f"max_blocks is {max_blocks}; give the largest capacity to ask about, 1 or more")
+        check_half_life(half_life_steps)
+        self.max_blocks, self.half_life_steps = max_blocks, half_life_steps
+        self._stack = np.zeros(0, dtype=np.uint64)  # the deepest first
+        self._warm = np.zeros(max_blocks)
+        self._beyond = 0.0
+        self._weighed_at = 0
+        self._step = -1
+        self._waiting = np.empty(max(_BATCH, max_blocks), dtype=np.uint64)
+        self._waiting_steps = np.empty(len(self._waiting), dtype=np.int64)
+        self._waiting_count = 0
+
+    def observe(self, blocks: NDArray[np.uint64], step: int) -> None:
+        """References to blocks (64-bit names, such as the first bytes of their hashes), made in this step, in order.
+
+        Steps count from 0 and never fall; one may be given in parts, and one without references left out.
+
+        Raises:
+            ConfigError: a step before the last one, or names of another type.
+        """
+        if step < max(self._step, 0):
+            raise ConfigError(f"step {step} after step {self._step}; give the steps in order")
+        if blocks.dtype != np.uint64 or blocks.ndim != 1:
+            raise ConfigError(f"blocks must be uint64 [references], not {blocks.dtype} {list(blocks.shape)}")
+        self._step = step
+        while len(blocks):
+            start = self._waiting_count
+            taken = min(len(blocks), len(self._waiting) - start)
+            self._waiting[start : start + taken] = blocks[:taken]
+            self._waiting_steps[start : start + taken] = step
+            self._waiting_count += taken
+            blocks = blocks[taken:]
+            if self._waiting_count == len(self._waiting):
+                self._count()
+
+    def curve(self, step: int | None = None) -> MissCurve:
+        """The curve as of the end of `step`, the last one observed if left out, with blocks in the place of slots.
+
+        Each reference counts as a step of its own, so that the misses equal those of an LRU replay at every
+        capacity from 1 to `max_blocks`; `cold_misses` are those of `max_blocks`: first references and deeper ones.
+
+        Raises:
+            ConfigError: `step` lies before the last one.
+        """
+        now = self._step if step is None else step
+        if now < self._step:
+            raise ConfigError(f"step {now} is over: step {self._step} has been observed")
+        self._count()
+        fade = decay(now - self._weighed_at, self.half_life_steps)
+        return MissCurve.from_depths(self._warm * fade, self._beyond * fade, self._steps_until(now), 1)
+
+    def _steps_until(self, now: int) -> float:
+        """The weight of the steps 0 to `now`, a geometric series."""
+        if self.half_life_steps is None:
+            return now + 1.0
+        fade = decay(1, self.half_life_steps)
+        return (1 - decay(now + 1, self.half_life_steps)) / (1 - fade)
+
+    def _count(self) -> None:
+        """Count what waits."""
+        if not self._waiting_count:
+            return
+        steps = self._waiting_steps[: self._waiting_count]
+        names = np.concatenate([self._stack, self._waiting[: self._waiting_count]])
+        self._waiting_count = 0
+        fade = decay(int(steps[-1]) - self._weighed_at, self.half_life_steps)
+        self._weighed_at = int(steps[-1])
+        self._warm *= fade
+        self._beyond *= fade
+
+        before, latest = _previous(names)
+        depths = _depths(before)[len(self._stack) :]
+        self._stack = names[latest[-self.max_blocks :]]
+        near = depths < self.max_blocks
+        if self.half_life_steps is None:
+            self._warm += np.bincount(depths[near], minlength=self.max_blocks)
+            self._beyond += len(depths) - int(np.count_nonzero(near))
+            return
+        weights = 0.5 ** ((self._weighed_at - steps) / self.half_life_steps)
+        self._warm += np.bincount(depths[near], weights[near], minlength=self.max_blocks)
+        self._beyond += float(weights[~near].sum())
+
+
+def _previous(names: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Where each name was last before, -1 at its first place; and the last place of each name, ascending."""
+    by_name = np.argsort(names)
+    in_order = names[by_name]
+    starts = np.concatenate([[True], in_order[1:] != in_order[:-1]])
+    # argsort need not be stable: sort (group, place) once more, as one number
+    group = np.cumsum(starts)
+    places = np.sort(group << 32 | by_name) & (2**32 - 1)
+    before = np.empty(len(names), dtype=np.int64)
+    before[places[1:]] = np.where(starts[1:], -1, places[:-1])
+    before[places[:1]] = -1
+    latest = np.sort(places[np.concatenate([starts[1:], [True]])])
+    return before, latest
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+def _depths(before: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The depth of each reference from the place of the one before to the same block; huge at the first."""
+    again = np.flatnonzero(before >= 0)
+    last = before[again]
+    depths = np.full(len(before), _NEVER)
+    depths[again] = again - last - 1 - _greater_before(last)
+    return depths
+
+
+def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each of these distinct values, how many before it are greater.
+
+    The values are ranked and split by one bit of the rank after the other, the highest first, order kept. Where the
+    bit decides, a value without it comes after those before it in its group that have it.
+    """
+    count = len(values)
+    bits = max(count - 1, 0).bit_length()
+    rank = np.arange(1 << bits, dtype=np.int32)  # what is beyond `count` comes last and is greatest: it counts nowhere
+    order = np.argsort(values)
+    rank[order] = np.arange(count, dtype=np.int32)
+    greater = np.zeros(1 << bits, dtype=np.int32)  # by rank
+    groups = rank.copy()
+    for bit in reversed(range(bits)):
+        rows = groups.reshape(-1, 2 << bit)
+        is_high = (rows >> bit & 1).astype(np.bool_)
+        high_before = np.cumsum(is_high, axis=1, dtype=np.int32)
+        low = rows[~is_high]
+        greater[low] += high_before[~is_high]
+        groups = np.stack([low.reshape(-1, 1 << bit), rows[is_high].reshape(-1, 1 << bit)], axis=1).reshape(-1)
+    return greater[rank[:count]].astype(np.int64)
