@@ -1,7 +1,7 @@
 """A routing trace: which experts each step of each layer needs, recorded, saved and read back."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -126,9 +126,13 @@ class RoutingTrace:
         widths: NDArray[np.int64] = _ONES_IN_BYTE[self._bits].sum(axis=2, dtype=np.int64)
         return widths
 
-    def save(self, path: str | Path) -> None:
-        """Write the trace to a compressed .npz at exactly this path."""
-        fields: dict[str, Any] = {
+    def select(self, steps: NDArray[np.bool_]) -> "RoutingTrace":
+        """The trace of the steps for which this bool [steps] is true, in order."""
+        return RoutingTrace(self._bits[:, steps], self.num_experts, None if self.tokens is None else self.tokens[steps])
+
+    def fields(self) -> dict[str, NDArray[Any]]:
+        """What a file holds of the trace, by name."""
+        fields: dict[str, NDArray[Any]] = {
             "format": np.array(FORMAT),
             "version": np.array(VERSION),
             "num_experts": np.array(self.num_experts),
@@ -136,8 +140,11 @@ class RoutingTrace:
         }
         if self.tokens is not None:
             fields["tokens"] = self.tokens
-        with Path(path).open("wb") as file:
-            np.savez_compressed(file, **fields)
+        return fields
+
+    def save(self, path: str | Path) -> None:
+        """Write the trace to a compressed .npz at exactly this path."""
+        write_fields(path, self.fields())
 
     @classmethod
     def load(cls, path: str | Path) -> "RoutingTrace":
@@ -147,7 +154,26 @@ class RoutingTrace:
             TraceError: the file is foreign, damaged (cut short, say) or of a newer version.
             OSError: the file cannot be opened.
         """
-        return _parse(Path(path).read_bytes(), path)
+        return cls.from_fields(read_fields(path), path)
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, NDArray[Any]], path: str | Path) -> "RoutingTrace":
+        """The trace in what `read_fields` found at `path`; fields that it does not know are left alone.
+
+        Raises:
+            TraceError: they are those of another kind of file, incomplete, or of a newer version.
+        """
+        if "format" not in fields or str(fields["format"]) != FORMAT:
+            raise TraceError(f"{path} is an .npz but not a routing trace; expected one by RoutingTrace.save")
+        try:
+            version = int(fields["version"])
+            if version > VERSION:
+                raise TraceError(
+                    f"{path} has trace version {version} but this wisp reads up to {VERSION}; upgrade wisp-moe"
+                )
+            return cls(fields["bits"], int(fields["num_experts"]), fields.get("tokens"))
+        except (KeyError, ValueError, TypeError) as error:
+            raise TraceError(f"{path} lacks a field of trace version {VERSION} ({error}); record it anew") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RoutingTrace):
@@ -201,24 +227,22 @@ class TraceBuilder:
         return RoutingTrace(bits, self.num_experts, np.array(self._tokens, dtype=np.int64) if self._tokens else None)
 
 
-def _parse(data: bytes, path: str | Path) -> RoutingTrace:
+def write_fields(path: str | Path, fields: Mapping[str, NDArray[Any]]) -> None:
+    """Write arrays to a compressed .npz at exactly this path."""
+    archive: dict[str, Any] = dict(fields)
+    with Path(path).open("wb") as file:
+        np.savez_compressed(file, **archive)
+
+
+def read_fields(path: str | Path) -> dict[str, NDArray[Any]]:
+    """Every array of an .npz.
+
+    Raises:
+        TraceError: the file is foreign or damaged. OSError: it cannot be opened.
+    """
+    data = Path(path).read_bytes()
     if data and not data.startswith(b"PK"):
         raise TraceError(f"{path} is not a routing trace; expected a .npz written by RoutingTrace.save")
-    fields = _read_fields(data, path)
-    if "format" not in fields or str(fields["format"]) != FORMAT:
-        raise TraceError(f"{path} is an .npz but not a routing trace; expected one by RoutingTrace.save")
-    try:
-        version = int(fields["version"])
-        if version > VERSION:
-            raise TraceError(
-                f"{path} has trace version {version} but this wisp reads up to {VERSION}; upgrade wisp-moe"
-            )
-        return RoutingTrace(fields["bits"], int(fields["num_experts"]), fields.get("tokens"))
-    except (KeyError, ValueError, TypeError) as error:
-        raise TraceError(f"{path} lacks a field of trace version {VERSION} ({error}); record it anew") from error
-
-
-def _read_fields(data: bytes, path: str | Path) -> dict[str, NDArray[Any]]:
     try:
         with np.load(BytesIO(data), allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}

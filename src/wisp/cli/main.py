@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wisp
-from wisp.cli import serve, stats, verify
+from wisp.cli import curve, import_trace, serve, simulate, stats, verify
 from wisp.cli.forwarding import FORWARDING, ForwardingCommand
 from wisp.errors import WispError
 
@@ -27,6 +27,9 @@ forwarding: Any = {"cls": ForwardingCommand, "context_settings": FORWARDING}
 app.command(short_help="Serve a model with some of its experts in fast memory.", **forwarding)(serve.serve)
 app.command(short_help="Show what paging does on a running server.")(stats.stats)
 app.command(short_help="Compare paged output with unpaged, bit by bit.", **forwarding)(verify.verify)
+app.command(short_help="Show miss ratio curves and working sets of a trace.")(curve.curve)
+app.command(short_help="Replay a trace against policies and numbers of slots.")(simulate.simulate)
+app.command("import-trace", short_help="Read a trace that another program has written.")(import_trace.import_trace)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,139 @@
+"""`wisp simulate TRACE.npz`: the faults of policies at several numbers of slots, without a GPU."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from wisp.cli.trace_file import FigureOption, PhaseOption, TraceArgument, describe
+from wisp.errors import ConfigError, UnknownPolicyError
+from wisp.policies import OFFLINE_POLICIES, POLICIES
+from wisp.recording import Recording
+from wisp.trace import RoutingTrace
+from wisp.units import format_bytes, parse_bytes
+
+DEFAULT_POLICIES = "lru,lfru,least_stale,belady"
+RANGE_COUNTS = 9
+
+
+def simulate(
+    trace: TraceArgument,
+    policies: Annotated[
+        str, typer.Option(help=f"Of {', '.join((*POLICIES, *OFFLINE_POLICIES))}; belady knows the future: the bound.")
+    ] = DEFAULT_POLICIES,
+    slots: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SLOTS",
+            help="8,12,16 or 8:32 (nine counts, evenly) or 8:32:2; from the widest step to all experts if left out.",
+        ),
+    ] = None,
+    expert_bytes: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Bytes of one expert, such as 9MiB; as recorded if left out.")
+    ] = None,
+    output: FigureOption = None,
+    phase: PhaseOption = "auto",
+) -> None:
+    """Replay a trace against policies and numbers of slots: faults, hit ratio and bytes moved.
+
+    It is the code that decides in a running pager, so the faults are those that the pager would have. The replay
+    begins with nothing resident.
+    """
+    from rich.console import Console
+
+    from wisp.plots.figure import check_figure
+    from wisp.simulate import simulate as replay
+    from wisp.workingset.summary import check_slots
+
+    if output is not None:
+        check_figure(output)
+    names = parse_policies(policies)
+    size = None if expert_bytes is None else parse_bytes(expert_bytes)
+    recording = Recording.load(trace)
+    steps = recording.phase(phase)
+    counts = _all_slots(steps) if slots is None else parse_slots(slots)
+    for count in counts:
+        check_slots(steps, count)
+    console = Console()
+    replays = []
+    with console.status("") as status:
+        for count in counts:
+            for name in names:
+                status.update(f"replaying {name} at {count} slots")
+                replays.append(replay(steps, count, name))
+    title = describe(trace, recording, steps, phase)
+    console.print(title, highlight=False)
+    console.print(table(replays, size or recording.expert_bytes))
+    if output is not None:
+        from wisp.plots.replays import draw_replays
+
+        draw_replays(replays, title, output)
+        console.print(f"figure: {output}", highlight=False)
+
+
+def parse_policies(text: str) -> list[str]:
+    """The names between the commas, once each; `UnknownPolicyError` for one that is none."""
+    known = [*POLICIES, *OFFLINE_POLICIES]
+    names = list(dict.fromkeys(part.strip() for part in text.split(",")))
+    for name in names:
+        if name not in known:
+            raise UnknownPolicyError(name, known)
+    return names
+
+
+def parse_slots(text: str) -> list[int]:
+    """Ascending numbers of slots: `8,12,16`, `8:32` in nine counts, ends included, or `8:32:2`.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    try:
+        if ":" not in text:
+            return sorted({int(part) for part in text.split(",")})
+        first, last, *step = (int(part) for part in text.split(":"))
+        if first > last or len(step) > 1 or any(count < 1 for count in step):
+            raise ValueError
+    except ValueError:
+        raise ConfigError(f"--slots takes 8,12,16 or 8:32 or 8:32:2 (the smaller first), not {text!r}") from None
+    return list(range(first, last + 1, *step)) if step else spread(first, last)
+
+
+def spread(first: int, last: int) -> list[int]:
+    """At most nine whole numbers from `first` to `last`, evenly, ends included."""
+    return sorted({first + round((last - first) * index / (RANGE_COUNTS - 1)) for index in range(RANGE_COUNTS)})
+
+
+def _all_slots(trace: RoutingTrace) -> list[int]:
+    return spread(int(trace.widths().max()), trace.num_experts)
+
+
+def table(replays: Sequence[Any], expert_bytes: int | None) -> Any:
+    """One row for each replay; beside the bound, if it was replayed, how far each is above it."""
+    from rich import box
+    from rich.table import Table
+
+    bounds = {replay.slots: replay.total_faults for replay in replays if replay.policy in OFFLINE_POLICIES}
+    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    result.add_column("slots", justify="right")
+    result.add_column("policy")
+    for heading in ("faults", "faults/step", "hit ratio", "moved", *(["above the bound"] if bounds else [])):
+        result.add_column(heading, justify="right", no_wrap=True)
+    before = replays[0].slots
+    for replay in replays:
+        if replay.slots != before:
+            result.add_section()
+        cells = [
+            f"{replay.total_faults:,}",
+            f"{replay.total_faults / max(replay.faults.shape[1], 1):.2f}",
+            f"{1 - replay.fault_ratio:.1%}",
+            "-" if expert_bytes is None else format_bytes(replay.copied_bytes(expert_bytes)),
+        ]
+        if bounds:
+            cells.append(_above(replay.total_faults, bounds[replay.slots]))
+        result.add_row("" if replay.slots == before and result.row_count else f"{replay.slots}", replay.policy, *cells)
+        before = replay.slots
+    return result
+
+
+def _above(faults: int, bound: int) -> str:
+    return f"{faults / bound - 1:+.1%}" if bound else "-"
