@@ -62,7 +62,9 @@ def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, objec
     for step in range(STEPS):
         for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
             ids = torch.tensor([random.sample(range(experts), top_k) for _ in range(tokens)], dtype=torch.int32)
-            plan = resident.plan(ids.flatten().tolist(), direct=True)
+            if step % 3 == 0:  # as an engine pads a step to the size of a graph
+                ids = torch.cat([ids, torch.full((2, top_k), NOT_RESIDENT, dtype=torch.int32)])
+            plan = resident.plan(ids[ids >= 0].tolist(), direct=True)
             faults[layer] += plan.faults
             evictions[layer] += len(plan.evictions)
             direct += len(plan.direct)
@@ -70,7 +72,9 @@ def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, objec
             if layers.state.slot_of[layer].tolist() != resident.slot_table().tolist():
                 wrong.append(f"step {step}, layer {layer}: page table")
             for expert, row in zip(ids.flatten().tolist(), rows.tolist(), strict=True):
-                if not torch.equal(layers.bytes_at(layer, row), layers.stores[layer].rows[expert]):
+                if expert < 0:
+                    wrong += [f"step {step}, layer {layer}: row of padding"] if row != NOT_RESIDENT else []
+                elif not torch.equal(layers.bytes_at(layer, row), layers.stores[layer].rows[expert]):
                     wrong.append(f"step {step}, layer {layer}: bytes of expert {expert}")
             if pager.rows_of(ids.flatten()).tolist() != rows.tolist():
                 wrong.append(f"step {step}, layer {layer}: rows of blocks")
@@ -82,6 +86,7 @@ def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, objec
         "faults": [faults, [total["faults"] for total in totals]],
         "evictions": [evictions, [total["evictions"] for total in totals]],
         "steps": [total["steps"] for total in totals],
+        "waves": [total["waves"] for total in totals],
     }
 
 
@@ -94,7 +99,7 @@ def stream(slots: int, *, warm: bool) -> dict[str, object]:
             pager.page(torch.arange(slots, dtype=torch.int32)[None])
     before = layers.state.slot_of.tolist()
     streaming = ExpertStream(layers.pagers, layers.state, STAGING)
-    ids = torch.arange(experts, dtype=torch.int32).view(4, 4)
+    ids = torch.cat([torch.arange(experts), torch.full((4,), NOT_RESIDENT)]).int().view(5, 4)
     seen: list[list[int]] = []
     wrong = 0
     for layer in range(LAYERS):

@@ -29,7 +29,7 @@ def test_faults_and_evictions_are_those_of_the_host(report):
     for replay in report["replays"]:
         assert replay["faults"][0] == replay["faults"][1]
         assert replay["evictions"][0] == replay["evictions"][1]
-        assert replay["steps"] == [30, 30]
+        assert replay["steps"] == replay["waves"] == [30, 30]
     assert any(sum(replay["evictions"][0]) > 0 for replay in report["replays"])
 
 
@@ -54,4 +54,5 @@ def test_a_stream_counts_what_it_moves(report):
     warm, cold = report["warm"]["totals"][0], report["cold"]["totals"][0]
     assert (warm["references"], warm["faults"], warm["steps"]) == (5 + 16, 5 + 11, 2)
     assert (cold["references"], cold["faults"], cold["steps"]) == (16, 16, 1)
+    assert (warm["waves"], cold["waves"]) == (1 + 1 + 4, 1 + 2 + 4)  # in groups of three experts at most
     assert warm["bytes_moved"] == (5 + 11) * cold["bytes_moved"] / 16

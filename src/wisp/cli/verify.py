@@ -1,7 +1,8 @@
 """`wisp verify MODEL`: is the paged output the unpaged one, bit by bit?"""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich import box
@@ -9,6 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from wisp.errors import ConfigError
+
+if TYPE_CHECKING:
+    from wisp.engines.vllm.settings import WispSettings
+    from wisp.engines.vllm.verify.workload import Workload
 
 console = Console()
 
@@ -22,9 +27,10 @@ def verify(
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each request.", min=1)] = 32,
     prompts: Annotated[Path | None, typer.Option(help="File with one prompt a line.", exists=True)] = None,
     policy: Annotated[str, typer.Option(help="Replacement policy.")] = "lru",
+    decide: Annotated[str, typer.Option(help="Where paging is decided: auto, device or host.")] = "auto",
     break_: Annotated[bool, typer.Option("--break", help="Load wrong experts on purpose: must differ.")] = False,
     layerwise: Annotated[
-        bool, typer.Option(help="Compare each layer with itself computed from all experts; needs no unpaged engine.")
+        bool, typer.Option(help="Compare each layer with itself computed from all experts, without CUDA graphs.")
     ] = False,
     clients: Annotated[
         int, typer.Option(help="Serve so many concurrent OpenAI clients, and replay their schedule unpaged.", min=0)
@@ -34,16 +40,21 @@ def verify(
 
     Further options go to vLLM, for both engines. Exits with 1 if anything differs.
     """
-    counts = _slot_counts(slots)
-    flags = tuple(context.args)
-    if clients and (break_ or layerwise):
-        raise ConfigError("--clients goes with neither --break nor --layerwise; run them one after the other")
-    if layerwise:
-        same = _layerwise(model, counts, _settings(policy, break_), max_tokens, prompts, flags)
-    elif clients:
-        same = _clients(model, counts, clients, max_tokens, flags)
+    from wisp.engines.vllm.settings import WispSettings
+    from wisp.engines.vllm.verify.compare import engine_flags
+
+    common = {"policy": policy, "decide": decide, "break_expert": break_}
+    settings = [WispSettings.parse({"expert_slots": count, **common}) for count in _slot_counts(slots)]
+    flags = engine_flags(context.args)
+    if clients and (break_ or layerwise or prompts):
+        raise ConfigError("--clients goes with none of --break, --layerwise, --prompts; run them one after the other")
+    if clients:
+        same = _clients(model, settings, clients, max_tokens, flags)
+    elif layerwise:
+        # what a CUDA graph replays does not come by here, so it could not be recorded
+        same = _layerwise(model, settings, _workload(max_tokens, prompts), (*flags, "--enforce-eager"))
     else:
-        same = _engines(model, counts, _settings(policy, break_), max_tokens, prompts, flags)
+        same = _engines(model, settings, _workload(max_tokens, prompts), flags)
     if not same:
         raise typer.Exit(1)
 
@@ -58,94 +69,67 @@ def _slot_counts(text: str) -> list[int]:
     return counts
 
 
-def _settings(policy: str, break_expert: bool) -> dict[str, Any]:
-    return {"policy": policy, "break_expert": break_expert}
-
-
-def _workload(max_tokens: int, prompts: Path | None) -> Any:
+def _workload(max_tokens: int, prompts: Path | None) -> "Workload":
     from wisp.engines.vllm.verify.workload import TEXTS, standard_workload
 
     texts = [line for line in prompts.read_text().splitlines() if line.strip()] if prompts else TEXTS
     return standard_workload(texts, max_tokens=max_tokens)
 
 
-def _engines(
-    model: str,
-    counts: list[int],
-    settings: dict[str, Any],
-    max_tokens: int,
-    prompts: Path | None,
-    flags: tuple[str, ...],
-) -> bool:
-    from wisp.engines.vllm.verify.compare import engine_flags, judge, run_arm
+def _engines(model: str, settings: list["WispSettings"], workload: "Workload", flags: tuple[str, ...]) -> bool:
+    from wisp.engines.vllm.verify.compare import judge, run_arm
     from wisp.pager.counters import hit_ratio
 
-    workload = _workload(max_tokens, prompts)
-    flags = engine_flags(flags)
     with console.status("unpaged: stock vLLM with all experts"):
         unpaged = run_arm(model, None, workload, flags)
     table = _table(f"{model}: paged against unpaged, same schedule", "cached", "hits", "faults")
     same = True
-    for count in counts:
-        with console.status(f"paged: {count} slots"):
-            paged = run_arm(model, {"expert_slots": count, **settings}, workload, flags)
+    for each in settings:
+        with console.status(f"paged: {each.expert_slots} slots"):
+            paged = run_arm(model, asdict(each), workload, flags)
+        assert paged.counters is not None, "an engine that was not paged has raised"
         verdict = judge(unpaged, paged)
         same = same and verdict.identical
-        counters = paged.counters or {"references": 0.0, "faults": 0.0}
         table.add_row(
-            *_cells(count, verdict, len(paged.steps)),
+            *_cells(each.expert_slots, verdict, len(paged.steps)),
             f"{verdict.cached_tokens}",
-            f"{hit_ratio(counters):.1%}",
-            f"{counters['faults']:.0f}",
+            f"{hit_ratio(paged.counters):.1%}",
+            f"{paged.counters['faults']:.0f}",
             _verdict(verdict.identical),
         )
     console.print(table)
     return same
 
 
-def _clients(model: str, counts: list[int], clients: int, max_tokens: int, flags: tuple[str, ...]) -> bool:
+def _clients(model: str, settings: list["WispSettings"], clients: int, max_tokens: int, flags: tuple[str, ...]) -> bool:
     from wisp.engines.vllm.verify.clients import compare_under_clients
-    from wisp.engines.vllm.verify.compare import engine_flags
 
     title = f"{model}: paged server against the unpaged engine, same schedule"
     table = _table(title, "clients")
     same = True
-    for count in counts:
-        with console.status(f"{clients} clients at {count} slots, then their schedule unpaged"):
-            verdict, steps = compare_under_clients(model, count, clients, engine_flags(flags), max_tokens=max_tokens)
+    for each in settings:
+        with console.status(f"{clients} clients at {each.expert_slots} slots, then their schedule unpaged"):
+            verdict, steps = compare_under_clients(model, each, clients, flags, max_tokens=max_tokens)
         same = same and verdict.identical
-        table.add_row(*_cells(count, verdict, steps), str(clients), _verdict(verdict.identical))
+        table.add_row(*_cells(each.expert_slots, verdict, steps), str(clients), _verdict(verdict.identical))
     console.print(table)
     return same
 
 
-def _layerwise(
-    model: str,
-    counts: list[int],
-    settings: dict[str, Any],
-    max_tokens: int,
-    prompts: Path | None,
-    flags: tuple[str, ...],
-) -> bool:
-    from wisp.engines.vllm.verify.compare import engine_flags, run_arm
+def _layerwise(model: str, settings: list["WispSettings"], workload: "Workload", flags: tuple[str, ...]) -> bool:
+    from wisp.engines.vllm.verify.compare import run_arm
 
     columns = ("slots", "layer", "calls", "identical", "max diff", "verdict")
     table = Table(*columns, title=f"{model}: each layer against itself with all experts", box=box.SIMPLE)
     same = True
-    for count in counts:
-        with console.status(f"{count} slots, layer by layer"):
-            result = run_arm(
-                model,
-                {"expert_slots": count, **settings},
-                _workload(max_tokens, prompts),
-                engine_flags(flags),
-                layerwise=True,
-            )
+    for each in settings:
+        with console.status(f"{each.expert_slots} slots, layer by layer"):
+            result = run_arm(model, asdict(each), workload, flags, layerwise=True)
         for layer in result.layers:
             identical = layer.calls > 0 and layer.identical == layer.calls
             same = same and identical
             table.add_row(
-                str(count),
+                str(each.expert_slots),
                 layer.layer,
                 str(layer.calls),
                 str(layer.identical),

@@ -118,10 +118,11 @@ class DevicePager:
         )
         return rows
 
-    def touch(self, topk_ids: torch.Tensor, moved: int) -> None:
-        """Count a step that the host streams: `moved` experts are read for it from the store."""
+    def touch(self, topk_ids: torch.Tensor, *, moved: int, waves: int) -> None:
+        """Count a step that the host streams in `waves` waves: `moved` experts are read for it from the store."""
         needed = torch.zeros(self.num_experts, dtype=torch.int32, device=topk_ids.device)
-        needed.index_fill_(0, topk_ids.reshape(-1).long(), 1)
+        ids = topk_ids.reshape(-1).long()
+        needed.scatter_add_(0, ids.clamp(min=0), (ids >= 0).int())  # engines mark padding by -1
         state = self._state
         device_kernels.touch[(1,)](
             needed,
@@ -131,12 +132,13 @@ class DevicePager:
             state.mirror_on_device[self.layer],
             self.num_experts,
             moved,
+            waves,
             EXPERTS=self._padded,
         )
 
     def totals(self) -> dict[str, float]:
         """What this layer did so far, by the names of `counters.FIELDS`; reads host memory only."""
-        steps, references, faults, evictions, moved = self._state.mirror[self.layer, :5].tolist()
+        steps, references, faults, evictions, moved, waves = self._state.mirror[self.layer, :6].tolist()
         bytes_moved = moved * self.store.expert_bytes
         return {
             "steps": steps,
@@ -144,7 +146,7 @@ class DevicePager:
             "faults": faults,
             "bytes_moved": bytes_moved,
             "evictions": evictions,
-            "waves": steps,
+            "waves": waves,
             "copy_seconds": bytes_moved / self.link_bytes_per_second,
         }
 
@@ -156,6 +158,7 @@ class _Span:
     """Host memory as CUDA sees it, for `torch.as_tensor`."""
 
     def __init__(self, tensor: torch.Tensor, type_string: str) -> None:
+        self.tensor = tensor  # torch keeps this object, and this object the memory
         self.__cuda_array_interface__ = {
             "shape": tuple(tensor.shape),
             "typestr": type_string,

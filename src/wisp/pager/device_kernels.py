@@ -19,11 +19,14 @@ REFERENCES = tl.constexpr(1)
 FAULTS = tl.constexpr(2)
 EVICTIONS = tl.constexpr(3)
 MOVED = tl.constexpr(4)
-ARRIVED = tl.constexpr(5)
+WAVES = tl.constexpr(5)
+ARRIVED = tl.constexpr(6)
 FIELDS = 8
+"""`fields`: steps so far; totals of references, faults, evictions, experts read from the store and kernel waves; and
+how many programs of the running launch have read the state. Padded to 8 words a layer."""
+
 MIRROR_EVERY = tl.constexpr(16)
-"""`fields`: steps so far; totals of references, faults, evictions and experts read from the store; and how many
-programs of the running launch have read the state. Padded to 8 words a layer."""
+"""Steps without a load after which the host's copy of `fields` is brought up to date."""
 
 _NEVER = tl.constexpr(1 << 62)
 
@@ -133,16 +136,18 @@ def decide_and_gather(
             place = start + tl.arange(0, CHUNK)
             chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
             rows = tl.sum(tl.where(chosen[:, None] == expert[None, :], row[None, :], 0), axis=1)
-            tl.store(choice_rows + place, rows, mask=place < count)
+            tl.store(choice_rows + place, tl.where(chosen >= 0, rows, -1), mask=place < count)  # -1: padding
         references = tl.load(fields + REFERENCES) + tl.sum(needed.to(tl.int32), axis=0)
         all_faults = tl.load(fields + FAULTS) + faults
         all_evictions = tl.load(fields + EVICTIONS) + evictions
         moved = tl.load(fields + MOVED) + faults
+        waves = tl.load(fields + WAVES) + 1
         tl.store(fields + CLOCK, step)
         tl.store(fields + REFERENCES, references)
         tl.store(fields + FAULTS, all_faults)
         tl.store(fields + EVICTIONS, all_evictions)
         tl.store(fields + MOVED, moved)
+        tl.store(fields + WAVES, waves)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
         if (loads > 0) | (step % MIRROR_EVERY == 0):
             tl.store(mirror + CLOCK, step)
@@ -150,13 +155,14 @@ def decide_and_gather(
             tl.store(mirror + FAULTS, all_faults)
             tl.store(mirror + EVICTIONS, all_evictions)
             tl.store(mirror + MOVED, moved)
+            tl.store(mirror + WAVES, waves)
 
 
 @triton.jit
-def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, EXPERTS: tl.constexpr):
+def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, waves, EXPERTS: tl.constexpr):
     """Count a step that the host streams, and mark the experts that it uses (nonzero `needed_flags`, int32).
 
-    `moved` is how many experts the host reads from the store for it. One program.
+    `moved` is how many experts the host reads from the store for it, in `waves` waves. One program.
     """
     expert = tl.arange(0, EXPERTS)
     real = expert < num_experts
@@ -166,15 +172,18 @@ def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, 
     references = tl.load(fields + REFERENCES) + tl.sum(needed.to(tl.int32), axis=0)
     faults = tl.load(fields + FAULTS) + tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
     all_moved = tl.load(fields + MOVED) + moved
+    all_waves = tl.load(fields + WAVES) + waves
     tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
     tl.store(fields + CLOCK, step)
     tl.store(fields + REFERENCES, references)
     tl.store(fields + FAULTS, faults)
     tl.store(fields + MOVED, all_moved)
+    tl.store(fields + WAVES, all_waves)
     tl.store(mirror + CLOCK, step)
     tl.store(mirror + REFERENCES, references)
     tl.store(mirror + FAULTS, faults)
     tl.store(mirror + MOVED, all_moved)
+    tl.store(mirror + WAVES, all_waves)
 
 
 @triton.jit

@@ -113,7 +113,7 @@ class HostRegion:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {page_lock!r}")
         try:
             # What lies before the aligned start is never touched and so takes no memory.
-            mapped = mmap.mmap(-1, nbytes + alignment)
+            mapped = mmap.mmap(-1, nbytes + alignment, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise HostMemoryError(
                 f"cannot map {format_bytes(nbytes)} of host memory for the backing store: {error}; "
@@ -137,6 +137,7 @@ class HostRegion:
             self.page_locked = True
             weakref.finalize(self, runtime.cudaHostUnregister, address)
             return
+        _forget_cuda_error()
         message = (
             f"the system refused to page-lock {format_bytes(nbytes)} of host memory (CUDA error {failure}); raise "
             f"the limit on locked memory (ulimit -l unlimited), or under WSL2 give it more memory"
@@ -144,6 +145,14 @@ class HostRegion:
         if page_lock == "require":
             raise HostMemoryError(message + ", or set page_lock to auto")
         logger.warning("%s. Experts are copied from ordinary memory instead, several times slower.", message)
+
+
+def _forget_cuda_error() -> None:
+    """CUDA keeps the failure as its last error, which the next launch would report as its own: let one report it."""
+    try:
+        torch.zeros(1, device="cuda")
+    except (RuntimeError, AssertionError):
+        logger.debug("cleared CUDA's last error")
 
 
 def _touch(memory: torch.Tensor) -> None:

@@ -61,6 +61,8 @@ class RowLayout:
     def __init__(self, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """`tensors`: name -> (shape of one expert's tensor, type)."""
         self._tensors = dict(tensors)
+        self.signature = tuple(self._tensors.items())
+        """Equal for layouts that are alike: names, shapes and types in order."""
         self._starts: dict[str, int] = {}
         end = 0
         for name, (shape, dtype) in self._tensors.items():

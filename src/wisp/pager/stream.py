@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from wisp.errors import WispError
 from wisp.pager.device import DevicePager, DeviceState
 from wisp.resident import NOT_RESIDENT
 
@@ -42,10 +43,13 @@ class _Group:
 class _Step:
     """Everything that one step streams, in the order of copying."""
 
-    groups: list[_Group] = field(default_factory=list)
-    of_layer: list[range] = field(default_factory=list)
-    filled_slot_of: torch.Tensor | None = None
-    filled_row_of: torch.Tensor | None = None
+    groups: list[_Group]
+    of_layer: list[range]
+    row_of: torch.Tensor
+    """int64 [groups, experts]: the row of each expert of a group, -1 for others."""
+    filled_slot_of: torch.Tensor
+    filled_row_of: torch.Tensor
+    """The page tables once the free slots are filled: [layers, experts]."""
     issued: int = 0
     consumed: list[torch.cuda.Event | None] = field(default_factory=list)
 
@@ -58,8 +62,9 @@ class ExpertStream:
         self._arena = pagers[0].arena
         self._on_gpu = self._arena.device.type == "cuda"
         self._copies = torch.cuda.Stream(self._arena.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
-        self._step = _Step()
-        self.streamed_groups = 0
+        nothing = torch.empty(0, device=self._arena.device)
+        self._step = _Step([], [], nothing, nothing, nothing)
+        self._next_layer = 0
 
     def waves(self, layer: int, topk_ids: torch.Tensor) -> Iterator[torch.Tensor]:
         """The layer's experts in waves: int64 [experts], the arena row of each expert of the wave, -1 for others.
@@ -68,58 +73,69 @@ class ExpertStream:
         """
         if layer == 0:
             self._begin()
+        if layer != self._next_layer:
+            self._give_up()
+            raise WispError(
+                f"layer {layer} streams its experts where layer {self._next_layer} was to: this model runs its layers "
+                f"out of order or leaves some out; set decide to host and add --enforce-eager"
+            )
         step, pager = self._step, self._pagers[layer]
         groups = step.of_layer[layer]
         slot_of = self._state.slot_of[layer]
-        pager.touch(topk_ids, moved=sum(len(step.groups[i].experts) for i in groups))
+        pager.touch(topk_ids, moved=sum(len(step.groups[i].experts) for i in groups), waves=1 + len(groups))
         self._issue(groups.start + self.shape.groups)
         yield torch.where(slot_of >= 0, self._state.row_of[layer], NOT_RESIDENT)
         for index in groups:
             self._issue(index + 1)
-            group = step.groups[index]
-            if group.ready is not None:
-                torch.cuda.current_stream().wait_event(group.ready)
-            yield self._table(group)
+            ready = step.groups[index].ready
+            if ready is not None:
+                torch.cuda.current_stream().wait_event(ready)
+            yield step.row_of[index]
             step.consumed[index] = self._record()
             self._issue(index + 1 + self.shape.groups)
-            self.streamed_groups += 1
-        if step.filled_slot_of is not None and step.filled_row_of is not None:
-            slot_of.copy_(step.filled_slot_of[layer])
-            self._state.row_of[layer].copy_(step.filled_row_of[layer])
+        slot_of.copy_(step.filled_slot_of[layer])
+        self._state.row_of[layer].copy_(step.filled_row_of[layer])
+        self._next_layer = layer + 1
+
+    def _give_up(self) -> None:
+        """Let no copy of a step that was left unfinished run beside what comes next."""
+        if self._copies is not None:
+            torch.cuda.current_stream().wait_stream(self._copies)
+        self._next_layer = 0
 
     def _begin(self) -> None:
         """Look at the page tables (the one synchronisation of the step) and lay out the copies."""
-        table = self._state.slot_of.cpu().clone()
+        self._give_up()  # what an unfinished step may still be copying
+        slot_of = self._state.slot_of.cpu().clone()
         row_of = self._state.row_of.cpu().clone()
-        shape, step = self._arena.shape, _Step()
-        for layer in range(shape.layers):
-            slots = table[layer].tolist()
-            missing = [expert for expert, slot in enumerate(slots) if slot < 0]
-            free = range(len(slots) - len(missing), shape.slots)
-            start = len(step.groups)
-            size = self.shape.group_experts
-            fills = list(zip(missing, free, strict=False))
-            for expert, slot in fills:
-                table[layer, expert] = slot
-                row_of[layer, expert] = shape.slot_row(layer, slot)
-            for first in range(0, len(fills), size):
-                part = fills[first : first + size]
-                step.groups.append(
-                    _Group(layer, tuple(e for e, _ in part), tuple(shape.slot_row(layer, slot) for _, slot in part))
-                )
-            passing = missing[len(fills) :]
-            for first in range(0, len(passing), size):
-                part_experts = tuple(passing[first : first + size])
-                place = len(step.groups) % self.shape.groups * size
-                rows = tuple(shape.staging_row(place + i) for i in range(len(part_experts)))
-                step.groups.append(_Group(layer, part_experts, rows))
-            step.of_layer.append(range(start, len(step.groups)))
-        step.consumed = [None] * len(step.groups)
-        step.filled_slot_of = table.to(self._arena.device)
-        step.filled_row_of = row_of.to(self._arena.device)
+        groups: list[_Group] = []
+        of_layer: list[range] = []
+        for layer in range(self._arena.shape.layers):
+            start = len(groups)
+            self._lay_out(layer, slot_of[layer], row_of[layer], groups)
+            of_layer.append(range(start, len(groups)))
+        tables = torch.full((len(groups), self._state.num_experts), NOT_RESIDENT, dtype=torch.int64)
+        for table, group in zip(tables, groups, strict=True):
+            table[list(group.experts)] = torch.tensor(group.rows)
+        device = self._arena.device
+        self._step = _Step(groups, of_layer, tables.to(device), slot_of.to(device), row_of.to(device))
+        self._step.consumed = [None] * len(groups)
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream())
-        self._step = step
+
+    def _lay_out(self, layer: int, slot_of: torch.Tensor, row_of: torch.Tensor, groups: list[_Group]) -> None:
+        """Add one layer's groups: first what fills its free slots, entered into its tables, then what passes by."""
+        shape, size = self._arena.shape, self.shape.group_experts
+        missing = [expert for expert, slot in enumerate(slot_of.tolist()) if slot < 0]
+        free = range(len(slot_of) - len(missing), shape.slots)
+        fills = missing[: len(free)]
+        for expert, slot in zip(fills, free, strict=False):
+            slot_of[expert], row_of[expert] = slot, shape.slot_row(layer, slot)
+        for part in _cut(fills, size):
+            groups.append(_Group(layer, part, tuple(int(row_of[expert]) for expert in part)))
+        for part in _cut(missing[len(fills) :], size):
+            place = len(groups) % self.shape.groups * size
+            groups.append(_Group(layer, part, tuple(shape.staging_row(place + i) for i in range(len(part)))))
 
     def _issue(self, end: int) -> None:
         """Start the copies of all groups before `end`, each once the staging rows that it takes are free."""
@@ -131,7 +147,9 @@ class ExpertStream:
                 self._copy(group)
             else:
                 with torch.cuda.stream(self._copies):
-                    if before >= 0 and (freed := step.consumed[before]) is not None:
+                    if before >= 0:
+                        freed = step.consumed[before]
+                        assert freed is not None, "rows are copied into again only once they were computed"
                         self._copies.wait_event(freed)
                     self._copy(group)
                     group.ready = self._record()
@@ -149,7 +167,7 @@ class ExpertStream:
         event.record()
         return event
 
-    def _table(self, group: _Group) -> torch.Tensor:
-        table = torch.full((self._state.num_experts,), NOT_RESIDENT, dtype=torch.int64)
-        table[list(group.experts)] = torch.tensor(group.rows, dtype=torch.int64)
-        return table.to(self._arena.device, non_blocking=False)
+
+def _cut(experts: list[int], size: int) -> Iterator[tuple[int, ...]]:
+    for first in range(0, len(experts), size):
+        yield tuple(experts[first : first + size])

@@ -164,10 +164,10 @@ def _state(layer: Any) -> dict[str, Any]:
 
 def _counters(instance_id: str) -> list[dict[str, Any]]:
     """What every worker counted, as any other process would read it."""
-    from wisp.engines.vllm.paging import counters_files
+    from wisp.engines.vllm.counter_files import of_engine
     from wisp.pager.counters import Counters
 
-    opened = [Counters.open(path) for path in counters_files(instance_id)]
+    opened = [Counters.open(path) for path in of_engine(instance_id)]
     return [
         {
             "layers": {name: counters.layer(index) for index, name in enumerate(counters.layers)},

@@ -47,11 +47,20 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
         )
     for reason in _unsupported(vllm_config):
         raise UnsupportedError(reason)
+    if not (current_platform.is_cpu() or current_platform.is_cuda()):
+        raise UnsupportedError(
+            f"paging was tried on CPUs and NVIDIA GPUs only, not on {current_platform.device_name}; serve without wisp"
+        )
     on_device = settings.decides_on_device(current_platform.device_type)
     if current_platform.is_cuda() and not model.enforce_eager and not on_device:
         raise UnsupportedError(
             f"policy {settings.policy} is decided on the host, which CUDA graphs cannot hold; add --enforce-eager, "
             f"or use policy lru with decide set to auto"
+        )
+    if settings.page_lock == "off" and on_device:
+        raise ConfigError(
+            "page_lock is set to off, but what is decided on the device reads page-locked memory; set it to auto, or "
+            "decide to host with --enforce-eager"
         )
     if settings.page_lock == "require" and not current_platform.is_cuda():
         raise ConfigError(
@@ -86,6 +95,7 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         "--enable-lora": vllm_config.lora_config is not None,
         "--speculative-config": vllm_config.speculative_config is not None,
         "--enable-sleep-mode": model.enable_sleep_mode,
+        "--kv-sharing-fast-prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
     }
     for flag, is_on in features.items():
         if is_on:

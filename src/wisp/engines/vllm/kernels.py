@@ -58,7 +58,7 @@ class ExpertMapKernel:
                 elif merged is None:
                     merged = self._partial_outputs.take(outputs)
                 else:
-                    mine = slots_of[topk_ids.long()] >= 0
+                    mine = (topk_ids >= 0) & (slots_of[topk_ids.long().clamp(min=0)] >= 0)
                     torch.where(mine.unsqueeze(-1), outputs, merged, out=merged)
         if merged is None:  # no token at all
             return

@@ -48,7 +48,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._settings = settings
         self._worker = WorkerPaging.of(vllm_config, settings)
         self._store = self._make_store()
-        self._place = self._worker.add_layer(self.layer_name, self._store)
+        self._place = self._worker.add_layer(self.layer_name, self._store, torch.device(self.moe_config.device))
         self._is_paged = False
         self._page_after_loading()
 
@@ -112,7 +112,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         parameters = self._expert_parameters()
         expert_bytes = sum(parameter[0].nbytes for parameter in parameters.values())
         on_host = torch.device(self.moe_config.device).type == "cpu"  # the slots too
-        self._worker.reserve(expert_bytes * (self.local_num_experts + on_host * self._settings.expert_slots))
+        self._worker.check_room(expert_bytes * (self.local_num_experts + on_host * self._settings.expert_slots))
         store = HostStore(
             {name: parameter.data for name, parameter in parameters.items()},
             page_lock=self._settings.page_lock,

@@ -39,8 +39,6 @@ EAGER_IN_PLACE_TOKENS = 64
 
 PUBLISH_SECONDS = 0.5
 
-counters_files = counter_files.of_engine
-
 
 @dataclass(frozen=True)
 class PagedLayer:
@@ -77,7 +75,7 @@ class WorkerPaging:
             warm_up.install(_forget_warm_up)
         return worker
 
-    def reserve(self, layer_bytes: int) -> None:
+    def check_room(self, layer_bytes: int) -> None:
         """Check what one more layer takes of the host memory against what is free, before anything is loaded.
 
         All MoE layers are taken to be alike, so that the first one already stands for the model.
@@ -90,8 +88,14 @@ class WorkerPaging:
             room = HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
         room.check(need, f"the backing store of {self.vllm_config.model_config.model}")
 
-    def add_layer(self, name: str, store: HostStore) -> int:
-        """Take up one more layer; returns its place among them."""
+    def add_layer(self, name: str, store: HostStore, device: torch.device) -> int:
+        """Take up one more layer, before it is loaded; returns its place among them."""
+        if self.settings.decides_on_device(device.type) and not store.page_locked:
+            raise HostMemoryError(
+                f"the experts of {name} could not be page-locked, and a CUDA graph can read only page-locked memory "
+                f"of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add "
+                f"--enforce-eager"
+            )
         self.layers.append(name)
         self.stores.append(store)
         return len(self.layers) - 1
@@ -134,14 +138,9 @@ class WorkerPaging:
         return PagedLayer(kernel, self.in_graph.arena.tensors)
 
     def _check_in_graph(self) -> None:
-        if not all(store.page_locked for store in self.stores):
-            raise HostMemoryError(
-                "the experts could not be page-locked, and only page-locked memory can be read inside a CUDA graph; "
-                "raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add --enforce-eager"
-            )
-        if len({(store.layout.row_bytes, store.num_experts) for store in self.stores}) > 1:
+        if len({(store.layout.signature, store.num_experts) for store in self.stores}) > 1:
             raise UnsupportedError(
-                "the layers of this model have experts of different sizes, which cannot be decided on the device yet; "
+                "the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
                 "set decide to host and add --enforce-eager"
             )
 

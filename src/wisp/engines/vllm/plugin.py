@@ -14,19 +14,21 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    _registered = True
     import vllm
 
     from wisp.engines.vllm.checks import is_tested
     from wisp.engines.vllm.patches import engine_args
 
-    engine_args.install()
     if not is_tested(vllm.__version__):
+        engine_args.install()
+        _registered = True
         return
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     from wisp.engines.vllm.layer import PagedRoutedExperts
     from wisp.engines.vllm.patches import routed_experts
 
+    engine_args.install()
     RoutedExperts.register_oot(PagedRoutedExperts)
     routed_experts.install(PagedRoutedExperts)
+    _registered = True  # only now: a part that failed to load must not leave the configuration accepted

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wisp.engines.vllm.verify.layer_result import LayerResult
 from wisp.engines.vllm.verify.record import RECORDING_SCHEDULER, SCHEDULE_FILE_VARIABLE, steps_of
 from wisp.engines.vllm.verify.workload import Arrival, Workload
 from wisp.errors import VerifyError, WispError
@@ -33,16 +34,6 @@ class Answer:
     token_ids: list[int]
     logprobs: list[dict[str, float]]
     cached_tokens: int
-
-
-@dataclass(frozen=True)
-class LayerResult:
-    """One layer's recorded calls against the same layer computed from all of its experts."""
-
-    layer: str
-    calls: int
-    identical: int
-    largest_difference: float
 
 
 @dataclass(frozen=True)
@@ -85,7 +76,13 @@ def run(request: ArmRequest) -> ArmResult:
         answers = _replay(engine, Workload.load(Path(request.workload_file)))
         seconds = time.perf_counter() - start_seconds
         layers = recorder.compare() if recorder else []
-        return ArmResult(answers, steps_of(record), _counters(engine), seconds, layers)
+        if recorder and not all(layer.calls for layer in layers):
+            raise VerifyError("a layer was never called, so nothing can be said of it; use longer prompts")
+        counters = _counters(engine)
+        if (counters is None) != (request.settings is None):
+            was = "not paged although it was" if counters is None else "paged although it was not"
+            raise VerifyError(f"the engine was {was} to be, so nothing was compared; is VLLM_PLUGINS set without wisp?")
+        return ArmResult(answers, steps_of(record), counters, seconds, layers)
 
 
 def _start(request: ArmRequest) -> Any:
@@ -100,8 +97,9 @@ def _start(request: ArmRequest) -> Any:
     args = EngineArgs.from_cli_args(namespace)
     args.scheduler_cls = RECORDING_SCHEDULER
     args.async_scheduling = False
+    args.additional_config = {key: value for key, value in (args.additional_config or {}).items() if key != "wisp"}
     if request.settings is not None:
-        args.additional_config = {**(args.additional_config or {}), "wisp": request.settings}
+        args.additional_config["wisp"] = request.settings
     return LLMEngine.from_engine_args(args)
 
 
@@ -145,11 +143,12 @@ def _answer(output: Any) -> Answer:
 
 def _counters(engine: Any) -> dict[str, float] | None:
     """The engine's paging counters, summed over layers and ranks; None for the stock engine."""
-    from wisp.engines.vllm.paging import counters_files, publish_all
+    from wisp.engines.vllm import counter_files
+    from wisp.engines.vllm.paging import publish_all
     from wisp.pager.counters import Counters, merged
 
     publish_all()
-    files = counters_files(engine.vllm_config.instance_id)
+    files = counter_files.of_engine(engine.vllm_config.instance_id)
     return merged([Counters.open(file) for file in files]) if files else None
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 
+from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.arm import Answer, ArmResult
 from wisp.engines.vllm.verify.compare import Verdict, environment, judge, run_arm
 from wisp.engines.vllm.verify.record import RECORDING_SCHEDULER, SCHEDULE_FILE_VARIABLE, arrivals_of, steps_of
@@ -71,12 +72,12 @@ def _answer(choice: Any) -> Answer:
 
 
 def compare_under_clients(
-    model: str, expert_slots: int, clients: int, flags: Sequence[str] = (), *, turns: int = 2, max_tokens: int = 48
+    model: str, settings: WispSettings, clients: int, flags: Sequence[str] = (), *, turns: int = 2, max_tokens: int = 48
 ) -> tuple[Verdict, int]:
     """Serve `clients` concurrent conversations paged, replay their schedule unpaged; (verdict, steps)."""
     with tempfile.TemporaryDirectory(prefix="wisp-verify-") as folder:
         record = Path(folder) / "schedule"
-        with _serving(model, expert_slots, flags, record, Path(folder) / "log") as server:
+        with _serving(model, settings, flags, record, Path(folder) / "log") as server:
 
             async def everyone() -> list[list[tuple[str, Answer]]]:
                 talks = [_converse(server.url, model, client, turns, max_tokens) for client in range(clients)]
@@ -110,14 +111,15 @@ def _of(answered: dict[str, Answer], request_id: str) -> Answer:
 
 
 @contextmanager
-def _serving(model: str, expert_slots: int, flags: Sequence[str], record: Path, log: Path) -> Iterator[_Server]:
+def _serving(model: str, settings: WispSettings, flags: Sequence[str], record: Path, log: Path) -> Iterator[_Server]:
     """`wisp serve` on a free port, until the block ends."""
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "wisp.cli.main", "serve", model, "--expert-slots", str(expert_slots)]
+    command = [sys.executable, "-m", "wisp.cli.main", "serve", model]
+    command += ["--expert-slots", str(settings.expert_slots), "--policy", settings.policy, "--decide", settings.decide]
     command += ["--host", "127.0.0.1", "--port", str(port), *SERVER_FLAGS, *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(

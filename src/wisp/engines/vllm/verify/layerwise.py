@@ -13,7 +13,7 @@ import torch
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from wisp.engines.vllm.layer import PagedRoutedExperts
-from wisp.engines.vllm.verify.arm import LayerResult
+from wisp.engines.vllm.verify.layer_result import LayerResult
 
 KEPT_CALLS = 12
 """Calls kept a layer, spread over the sizes of step that occur."""
