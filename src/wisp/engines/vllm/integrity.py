@@ -1,0 +1,156 @@
+"""Whether every slot of a running engine holds the expert that the page tables say, byte by byte.
+
+vLLM mixes a class of ours into its worker, and any client of the engine can then ask:
+
+    wisp serve MODEL --expert-slots 8 --worker-extension-cls wisp.engines.vllm.integrity.IntegrityExtension
+    curl -X POST URL/collective_rpc -d '{"method": "wisp_check_integrity"}'    # a server with VLLM_SERVER_DEV_MODE=1
+
+vLLM answers between two steps, so a server under load may be asked as well as an idle one.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from wisp.engines.vllm.in_graph import InGraphPaging
+from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import UnsupportedError
+from wisp.pager.pager import ExpertPager
+from wisp.resident import Wave
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+Rows = torch.Tensor | Sequence[torch.Tensor]
+
+
+class IntegrityExtension:
+    """For `--worker-extension-cls`. A worker must not have a method of the same name, hence the prefix."""
+
+    vllm_config: "VllmConfig"
+    """Of the worker."""
+
+    def wisp_check_integrity(self) -> dict[str, Any]:
+        """The `Integrity` of this worker, as plain values.
+
+        Raises:
+            UnsupportedError: nothing is paged here.
+        """
+        settings = WispSettings.of(self.vllm_config)
+        layers = [] if settings is None else list(paged_tables(WorkerPaging.of(self.vllm_config, settings)))
+        if not layers:
+            raise UnsupportedError("this engine pages no experts; start it with `wisp serve MODEL --expert-slots N`")
+        return asdict(check(layers))
+
+
+@dataclass(frozen=True)
+class WrongSlot:
+    """One expert that is not where it should be, or not what it should be."""
+
+    layer: str
+    expert: int
+    slot: int | None
+    """None for an expert that has no slot."""
+    reason: str
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """What a check has looked at, and what it has found."""
+
+    layers: int
+    residents: int
+    """Resident experts whose bytes were compared with the backing store's."""
+    wrong: int
+    wrong_slots: tuple[WrongSlot, ...]
+
+
+@dataclass(frozen=True)
+class PagedTable:
+    """One layer as it stands."""
+
+    layer: str
+    slots: int
+    slot_of: Mapping[int, int]
+    """Of what is resident."""
+    copies: Sequence[tuple[Rows, Rows]]
+    """Pairs (by slot, by expert) of what must be equal where an expert is resident."""
+    kernel_finds: Mapping[int, object]
+    """Where the engine's kernel is sent for an expert."""
+    kernel_should_find: Mapping[int, object]
+
+
+def check(tables: Sequence[PagedTable]) -> Integrity:
+    """Look at every resident expert of every layer."""
+    found = tuple(wrong for table in tables for wrong in _wrong_slots(table))
+    return Integrity(len(tables), sum(len(table.slot_of) for table in tables), len(found), found)
+
+
+def paged_tables(worker: WorkerPaging) -> Iterator[PagedTable]:
+    """The layers of one worker, wherever they are decided."""
+    for place, pager in worker.pagers.items():
+        yield host_table(worker.layers[place], pager)
+    if worker.in_graph is not None:
+        yield from device_tables(worker.layers, worker.in_graph)
+
+
+def host_table(layer: str, pager: ExpertPager) -> PagedTable:
+    """A layer that is decided on the host, between two steps."""
+    slot_of = dict(pager.resident.slot_of)
+    to_kernel = pager.slots_of(Wave(tuple(slot_of), (), ())).tolist()
+    return PagedTable(
+        layer,
+        pager.resident.slots,
+        slot_of,
+        [(slots, pager.store.tensors[name]) for name, slots in pager.pool.tensors.items()],
+        kernel_finds={expert: to_kernel[expert] for expert in slot_of},
+        kernel_should_find=slot_of,
+    )
+
+
+def device_tables(layers: Sequence[str], paging: InGraphPaging) -> Iterator[PagedTable]:
+    """The layers that are decided on the device; waits until it has done what it was given."""
+    state, arena = paging.state, paging.arena
+    if arena.device.type == "cuda":
+        torch.cuda.synchronize(arena.device)
+    slot_table, row_table = state.slot_of.tolist(), state.row_of.tolist()
+    for pager, slots, rows in zip(paging.pagers, slot_table, row_table, strict=True):
+        slot_of = {expert: slot for expert, slot in enumerate(slots) if slot >= 0}
+        of_slot = [arena.shape.slot_row(pager.layer, slot) for slot in range(arena.shape.slots)]
+        in_store = arena.direct_row(pager.store)
+        right_rows = {expert: in_store + expert for expert in range(state.num_experts)}
+        right_rows |= {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
+        yield PagedTable(
+            layers[pager.layer],
+            arena.shape.slots,
+            slot_of,
+            [([arena.rows[row] for row in of_slot], pager.store.rows)],
+            kernel_finds=dict(enumerate(rows)),
+            kernel_should_find=right_rows,
+        )
+
+
+def _wrong_slots(table: PagedTable) -> Iterator[WrongSlot]:
+    sharers = Counter(table.slot_of.values())
+    for expert, slot in sorted(table.slot_of.items()):
+        if not 0 <= slot < table.slots:
+            yield WrongSlot(table.layer, expert, slot, f"the layer has {table.slots} slots")
+            continue
+        if sharers[slot] > 1:
+            yield WrongSlot(table.layer, expert, slot, f"{sharers[slot]} experts are said to be in it")
+        if not all(_same_bytes(by_slot[slot], by_expert[expert]) for by_slot, by_expert in table.copies):
+            yield WrongSlot(table.layer, expert, slot, "its bytes are not the backing store's")
+    for expert, right in sorted(table.kernel_should_find.items()):
+        if table.kernel_finds[expert] != right:
+            reason = f"the kernel is sent to {table.kernel_finds[expert]} instead of {right}"
+            yield WrongSlot(table.layer, expert, table.slot_of.get(expert), reason)
+
+
+def _same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit, wherever they are: NaN equals itself, and 0.0 is not -0.0."""
+    return torch.equal(*(tensor.cpu().contiguous().view(-1).view(torch.uint8) for tensor in (one, other)))

@@ -1,0 +1,157 @@
+"""The integrity check finds nothing in a healthy engine, and exactly what is damaged in another.
+
+Run as a script, python test_integrity.py MODEL RESULTS.json, this is the engine that is damaged.
+"""
+
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+EXTENSION = "wisp.engines.vllm.integrity.IntegrityExtension"
+SLOTS, LAYERS = 5, 3
+
+
+@pytest.fixture(scope="module")
+def engine(run_script, checkpoint):
+    from workload import EAGER
+
+    variables = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+    return run_script("test_integrity.py", checkpoint("qwen3_moe"), **EAGER, **variables)
+
+
+@pytest.mark.engine
+def test_a_healthy_engine_has_no_wrong_slot(engine):
+    for healthy in (engine["healthy"], engine["repaired"]):
+        assert healthy == {"layers": LAYERS, "residents": LAYERS * SLOTS, "wrong": 0, "wrong_slots": []}
+
+
+@pytest.mark.engine
+def test_one_flipped_bit_is_found_in_its_slot(engine):
+    (wrong,) = engine["flipped"]["wrong_slots"]
+    assert engine["flipped"]["wrong"] == 1
+    assert wrong == {**engine["damaged"], "reason": "its bytes are not the backing store's"}
+
+
+@pytest.mark.engine
+def test_a_kernel_that_is_sent_elsewhere_is_found(engine):
+    (wrong,) = engine["misled"]["wrong_slots"]
+    assert wrong.pop("reason") == f"the kernel is sent to -1 instead of {engine['damaged']['slot']}"
+    assert wrong == engine["damaged"]
+
+
+@pytest.fixture
+def on_device():
+    """Three slots in each of two layers of six experts, decided on the device; layer 1 holds the experts 4 and 0."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from wisp.engines.vllm.in_graph import InGraphPaging
+    from wisp.pager.store import HostStore
+
+    stores = [HostStore({"w": torch.empty(6, 8, 16, dtype=torch.bfloat16)}) for _ in range(2)]
+    for seed, store in enumerate(stores):
+        store.rows.random_(0, 256, generator=torch.Generator().manual_seed(seed))  # some are NaN
+    paging = InGraphPaging(stores, 3, torch.device("cpu"))
+    for slot, expert in enumerate((4, 0)):
+        row = paging.arena.shape.slot_row(1, slot)
+        paging.arena.rows[row] = stores[1].rows[expert]
+        paging.state.slot_of[1, expert], paging.state.row_of[1, expert] = slot, row
+    return paging
+
+
+def found(paging) -> list[tuple[str, int, int | None, str]]:
+    from wisp.engines.vllm.integrity import check, device_tables
+
+    result = check(list(device_tables(["first", "second"], paging)))
+    assert (result.layers, result.residents, result.wrong) == (2, 2, len(result.wrong_slots))
+    return [(wrong.layer, wrong.expert, wrong.slot, wrong.reason) for wrong in result.wrong_slots]
+
+
+def test_a_healthy_device_has_no_wrong_slot(on_device):
+    assert found(on_device) == []
+
+
+def test_one_flipped_bit_on_the_device_is_found(on_device):
+    on_device.arena.rows[on_device.arena.shape.slot_row(1, 1), 77] ^= 1
+    assert found(on_device) == [("second", 0, 1, "its bytes are not the backing store's")]
+
+
+def test_two_experts_in_one_slot_are_found(on_device):
+    on_device.state.slot_of[1, 0] = 0
+    reasons = [(expert, slot) for _, expert, slot, reason in found(on_device) if reason.startswith("2 experts")]
+    assert reasons == [(0, 0), (4, 0)]
+
+
+def test_a_slot_that_is_not_there_is_found(on_device):
+    on_device.state.slot_of[1, 0] = 3
+    assert ("second", 0, 3, "the layer has 3 slots") in found(on_device)
+
+
+@pytest.mark.parametrize(("layer", "expert", "slot"), [("second", 4, 0), ("first", 4, None)])
+def test_a_row_that_is_not_the_slots_or_the_stores_is_found(on_device, layer, expert, slot):
+    on_device.state.row_of[["first", "second"].index(layer), expert] += 1
+    ((*where, reason),) = found(on_device)
+    assert where == [layer, expert, slot]
+    assert reason.startswith("the kernel is sent to")
+
+
+def test_an_engine_that_pages_nothing_is_refused():
+    pytest.importorskip("vllm")
+    from wisp.engines.vllm.integrity import IntegrityExtension
+    from wisp.errors import UnsupportedError
+
+    extension = IntegrityExtension()
+    extension.vllm_config = SimpleNamespace(additional_config={})
+    with pytest.raises(UnsupportedError, match="pages no experts"):
+        extension.wisp_check_integrity()
+
+
+def main(model: str, results: str) -> None:
+    """Damage one engine in several ways, each undone before the next."""
+    import torch
+    from vllm import LLM, SamplingParams
+
+    from wisp.engines.vllm.paging import WorkerPaging
+    from wisp.engines.vllm.settings import WispSettings
+
+    llm = LLM(
+        model,
+        additional_config={"wisp": {"expert_slots": SLOTS}},
+        worker_extension_cls=EXTENSION,
+        dtype="bfloat16",
+        skip_tokenizer_init=True,
+        max_model_len=256,
+        num_gpu_blocks_override=64,
+        enforce_eager=True,
+    )
+    sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
+    llm.generate([{"prompt_token_ids": list(range(100, 140))}], sampling, use_tqdm=False)
+    config = llm.llm_engine.vllm_config
+    settings = WispSettings.of(config)
+    assert settings is not None
+    worker = WorkerPaging.of(config, settings)
+
+    def ask() -> dict[str, Any]:
+        (result,) = llm.collective_rpc("wisp_check_integrity")
+        return dict(result)
+
+    outcome: dict[str, Any] = {"healthy": ask()}
+    pager = worker.pagers[1]
+    expert, slot = list(pager.resident.slot_of.items())[-1]
+    outcome["damaged"] = {"layer": worker.layers[1], "expert": expert, "slot": slot}
+    weights = pager.pool.tensors["w2_weight"][slot].view(torch.int16)
+    weights[3, 4] ^= 1
+    outcome["flipped"] = ask()
+    weights[3, 4] ^= 1
+    pager._slot_of[expert] = -1
+    outcome["misled"] = ask()
+    pager._slot_of[expert] = slot
+    outcome["repaired"] = ask()
+    Path(results).write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
