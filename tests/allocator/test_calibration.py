@@ -1,0 +1,62 @@
+"""A calibration comes back as it was saved, and says of what it is."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from wisp.allocator import STATED, Calibration
+from wisp.errors import ConfigError
+
+
+def test_it_comes_back_as_it_was_saved(tmp_path):
+    path = tmp_path / "c.json"
+    mine = replace(STATED, machine="NVIDIA L4", device_bytes=24 * 2**30, fault_bytes_per_second=20e9)
+    mine.save(path)
+    assert Calibration.load(path) == mine
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c.pop("format"), "not a calibration"),
+        (lambda c: c.update(version=2), "version 2"),
+        (lambda c: c.pop("layer_seconds"), "lacks 'layer_seconds'"),
+        (lambda c: c.update(warp=9), "unknown 'warp'"),
+        (lambda c: c.update(layer_seconds=0), "layer_seconds"),
+        (lambda c: c.update(stream_bytes_per_second="fast"), "stream_bytes_per_second"),
+        (lambda c: c.update(fault_bytes_per_second=float("nan")), "fault_bytes_per_second"),
+        (lambda c: c.update(machine=""), "machine"),
+    ],
+)
+def test_a_file_that_is_not_one_is_refused(tmp_path, change, told):
+    path = tmp_path / "c.json"
+    STATED.save(path)
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=told):
+        Calibration.load(path)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_text_that_is_no_object_is_refused(tmp_path, text):
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="calibrate anew"):
+        Calibration.load(path)
+
+
+def test_a_missing_file_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="there is no calibration"):
+        Calibration.load(tmp_path / "c.json")
+
+
+def test_another_machine_or_model_is_named():
+    assert STATED.warnings(STATED.machine, STATED.model) == []
+    assert STATED.warnings(None, STATED.model) == []
+    machine, model = STATED.warnings("NVIDIA L4", "olmoe")
+    assert "NVIDIA H200" in machine
+    assert "NVIDIA L4" in machine
+    assert STATED.model in model
+    assert "olmoe" in model

@@ -1,0 +1,122 @@
+"""Demand: by the prior what its docstring promises, by a trace what a replay counts."""
+
+import numpy as np
+import pytest
+
+from wisp.allocator import Workload, model_shape
+from wisp.allocator.demand import lost_share, prior_demand, traced_demand
+from wisp.allocator.kv_layout import KvLayout, kv_layout
+from wisp.allocator.prior import WARM_STEPS, PriorRouting
+from wisp.errors import ConfigError, TraceError
+from wisp.simulate import simulate
+from wisp.trace import RoutingTrace
+from wisp.workingset.footprint import reuse_share
+
+SHAPE = model_shape(
+    {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_experts": 16,
+        "num_experts_per_tok": 4,
+        "vocab_size": 100,
+    }
+)
+WORKLOAD = Workload.typical(1024, 2)
+
+
+def traced(steps=100, tokens=None, experts=16, layers=3):
+    member = np.random.default_rng(5).random((layers, steps, experts)) < 0.25
+    return RoutingTrace.from_membership(member, None if tokens is None else np.asarray(tokens, dtype=np.int64))
+
+
+def test_the_prior_repeats_what_it_says():
+    trace = PriorRouting().trace(128, 8, 1)
+    assert np.mean([reuse_share(trace, layer, 1) for layer in range(trace.layers)]) == pytest.approx(0.45, abs=0.02)
+    assert np.mean([reuse_share(trace, layer, 8) for layer in range(trace.layers)]) == pytest.approx(0.81, abs=0.02)
+
+
+@pytest.mark.parametrize(("experts", "top_k", "streams"), [(8, 2, 1), (8, 8, 3), (16, 2, 4), (256, 8, 64)])
+def test_the_prior_scales_to_other_models(experts, top_k, streams):
+    trace = PriorRouting().trace(experts, top_k, streams)
+    assert trace.widths().min() >= top_k
+    assert trace.widths().max() <= min(experts, top_k * streams)
+    assert trace == PriorRouting().trace(experts, top_k, streams)
+
+
+@pytest.mark.parametrize("slots", [8, 12, 16])
+def test_the_priors_misses_are_those_of_a_replay(slots):
+    trace = PriorRouting().trace(16, 4, 2)
+    faults = simulate(trace, slots).faults[:, WARM_STEPS:].sum(axis=0).mean()
+    found = prior_demand(SHAPE, 2).misses_a_step[slots]
+    assert found * trace.layers / SHAPE.moe_layers == pytest.approx(faults)
+
+
+def test_decode_steps_alone_are_counted():
+    tokens = np.tile([1, 1, 2, 300], 40)
+    trace = traced(160, tokens)
+    demand = traced_demand(trace, SHAPE, WORKLOAD)
+    decodes = tokens <= 2
+    kept = RoutingTrace.from_membership(np.stack([trace.membership(layer)[decodes] for layer in range(3)]))
+    assert demand.misses_a_step[12] == simulate(kept, 12).faults[:, 120 // 8 :].sum() / (120 - 120 // 8)
+    assert demand.streams == pytest.approx(4 / 3)
+    assert "120 decode steps" in demand.source
+
+
+def test_a_trace_without_token_counts_is_taken_whole():
+    demand = traced_demand(traced(), SHAPE, WORKLOAD)
+    assert "not recorded" in demand.source
+    assert 0 < demand.hit_ratio(8) < demand.hit_ratio(16) <= 1
+
+
+@pytest.mark.parametrize(
+    ("trace", "told"),
+    [
+        (traced(experts=8), "3 layers of 8 experts but the model has 3 of 16"),
+        (traced(layers=2), "2 layers of 16 experts"),
+        (traced(steps=0), "no steps"),
+        (traced(steps=3, tokens=[400, 400, 9]), "none of the trace's 3 steps has 1 to 2 tokens"),
+    ],
+)
+def test_a_trace_that_says_nothing_of_this_model_is_refused(trace, told):
+    with pytest.raises(TraceError, match=told):
+        traced_demand(trace, SHAPE, WORKLOAD)
+
+
+def test_no_history_is_lost_above_the_floor_if_no_more_talk_than_run(shape):
+    for name in ("qwen3-30b-a3b", "jamba-v0.1", "deepseek-v3"):
+        layout, workload = kv_layout(shape(name)), Workload.typical(8192, 4)
+        assert lost_share(layout.floor_blocks(8192, 4), layout, workload) == 0
+
+
+def test_histories_are_lost_in_proportion_to_what_has_no_room():
+    layout = KvLayout(16, 1)
+    workload = Workload.typical(1024, 2, conversations=10)
+    each = -(-(512 + 256 + 256) // 16)
+    assert lost_share(1, layout, workload) == 1
+    assert lost_share(1 + 5 * each, layout, workload) == pytest.approx(0.5)
+    assert lost_share(1 + 10 * each, layout, workload) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({"context": 0, "sequences": 1}, "--max-model-len"),
+        ({"context": 8, "sequences": 0}, "--max-num-seqs"),
+        ({"context": 8, "sequences": 2000}, "1024 at most"),
+        ({"context": 8, "sequences": 1, "chunk": 0}, "--max-num-batched-tokens"),
+        ({"context": 8, "sequences": 4, "conversations": 3}, "--conversations is 3"),
+    ],
+)
+def test_a_workload_that_makes_no_sense_is_refused(arguments, told):
+    with pytest.raises(ConfigError, match=told):
+        Workload.typical(**arguments)
+
+
+def test_chunks_add_up():
+    workload = Workload.typical(8192, 1, chunk=2048)
+    assert workload.chunks(5000) == [2048, 2048, 904]
+    assert workload.chunks(4096) == [2048, 2048]
+    assert workload.chunks(0) == []
