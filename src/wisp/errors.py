@@ -2,7 +2,8 @@
 
 WispError
 ├── ConfigError               a setting has no meaning, or not together with another
-│   └── UnknownPolicyError    no replacement policy has this name
+│   ├── UnknownPolicyError    no replacement policy has this name
+│   └── AdmissionFloorError   a budget holds not even the fewest slots and KV blocks that serve
 ├── UnsupportedError          this engine, version, model, kernel or feature cannot be paged (yet)
 ├── WorkingSetTooLargeError   one wave needs more experts than there are slots
 ├── HostMemoryError           the backing store does not fit into host memory
@@ -12,6 +13,8 @@ WispError
 ├── StatsError                a server's counters cannot be read
 └── VerifyError               an engine of a comparison did not run to its end
 """
+
+from collections.abc import Sequence
 
 
 class WispError(Exception):
@@ -28,6 +31,19 @@ class UnknownPolicyError(ConfigError):
     def __init__(self, name: str, known: list[str]) -> None:
         super().__init__(f"unknown replacement policy {name!r}; known are {', '.join(known)}")
         self.name, self.known = name, known
+
+
+class AdmissionFloorError(ConfigError):
+    """A budget holds not even the fewest expert slots and KV blocks with which the scheduler makes progress."""
+
+    def __init__(self, need_bytes: int, budget_bytes: int, remedies: Sequence[str] = ()) -> None:
+        missing = need_bytes - budget_bytes
+        self.need_bytes, self.budget_bytes, self.remedies = need_bytes, budget_bytes, tuple(remedies)
+        super().__init__(
+            f"{budget_bytes / 2**30:.2f} GiB is too little: top-k expert slots, the KV of all sequences and what is "
+            f"always resident take {need_bytes / 2**30:.2f} GiB; "
+            + ", or ".join([*remedies, f"give {missing / 2**30:.2f} GiB ({missing} bytes) more"])
+        )
 
 
 class UnsupportedError(WispError):
