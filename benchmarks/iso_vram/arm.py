@@ -89,15 +89,15 @@ def link_rate() -> float:
     return source.numel() / min(seconds)
 
 
-def moved_bytes() -> float:
+def moved_bytes(engine: LLMEngine) -> float:
     """What paging has read from host memory so far; 0 without it."""
-    from wisp.engines.vllm import paging
+    from wisp.engines.vllm import counter_files
+    from wisp.engines.vllm.paging import publish_all
+    from wisp.pager.counters import Counters
 
-    torch.cuda.synchronize()
-    for worker in list(paging._workers.values()):
-        worker.publish(exactly=True)
-        return worker.counters.total()["bytes_moved"]
-    return 0.0
+    publish_all()
+    files = counter_files.of_engine(engine.vllm_config.instance_id)
+    return sum(Counters.open(file).total()["bytes_moved"] for file in files)
 
 
 def decode(engine: LLMEngine, batch: int) -> dict[str, float]:
@@ -113,9 +113,9 @@ def decode(engine: LLMEngine, batch: int) -> dict[str, float]:
         seconds.append(time.perf_counter() - start)
         done += 1
         if done == WARM_STEPS:
-            moved = moved_bytes()
+            moved = moved_bytes(engine)
         if done == WARM_STEPS + MEASURED_STEPS:
-            moved = moved_bytes() - moved
+            moved = moved_bytes(engine) - moved
     window = seconds[WARM_STEPS : WARM_STEPS + MEASURED_STEPS]
     mean = stats.fmean(window)
     return {

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import torch
 
-from wisp.errors import ConfigError
+from wisp.pager.pool import check_device_room
 from wisp.pager.store import HostStore, RowLayout
-from wisp.units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,8 @@ class Arena:
         self.shape, self.layout = shape, layout
         self.device = torch.device(device)
         nbytes = shape.rows * layout.row_bytes
-        self._check_room(nbytes + layout.row_bytes)
+        what = f"{shape.slots} slots in each of {shape.layers} layers"
+        check_device_room(nbytes + layout.row_bytes, self.device, what)
         whole = torch.zeros(nbytes + layout.row_bytes, dtype=torch.uint8, device=device)
         start = -whole.data_ptr() % layout.row_bytes
         self.rows = whole[start : start + nbytes].view(shape.rows, layout.row_bytes)
@@ -64,18 +64,6 @@ class Arena:
             self.rows[0].copy_(store.rows[0], non_blocking=True)
             seconds.append(_now(self.device) - start)
         return self.layout.row_bytes / min(seconds)
-
-    def _check_room(self, nbytes: int) -> None:
-        if self.device.type != "cuda":
-            return
-        free, _ = torch.cuda.mem_get_info(self.device)
-        if nbytes > free:
-            beyond = -(-(nbytes - free) // (self.shape.layers * self.layout.row_bytes))
-            raise ConfigError(
-                f"{self.shape.slots} slots in each of {self.shape.layers} layers take {format_bytes(nbytes)} of device "
-                f"memory, but {format_bytes(free)} are free; set expert_slots to {max(1, self.shape.slots - beyond)} "
-                f"or less"
-            )
 
 
 def _now(device: torch.device) -> float:

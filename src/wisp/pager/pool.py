@@ -2,17 +2,32 @@
 
 import torch
 
+from wisp.errors import ConfigError
 from wisp.pager.store import HostStore
+from wisp.units import format_bytes
+
+
+def check_device_room(need_bytes: int, device: torch.device, what: str) -> None:
+    """Raise `ConfigError` if the device has less free memory; a CPU's is checked where the backing store is made."""
+    if device.type != "cuda":
+        return
+    free_bytes, _ = torch.cuda.mem_get_info(device)
+    if need_bytes > free_bytes:
+        raise ConfigError(
+            f"{what} take {format_bytes(need_bytes)} of device memory, but {format_bytes(free_bytes)} are free; "
+            f"lower expert_slots"
+        )
 
 
 class SlotPool:
-    """`slots` frames; `tensors[name]` is [slots, ...], what the engine's kernel takes in place of all experts."""
+    """`slots` places; `tensors[name]` is [slots, ...], what the engine's kernel takes in place of all experts."""
 
     def __init__(self, store: HostStore, slots: int, device: torch.device | str) -> None:
         self.slots = slots
         self.device = torch.device(device)
         self.num_experts = store.num_experts
         self._store = store
+        check_device_room(slots * store.expert_bytes, self.device, f"{slots} slots of one layer")
         self.tensors = {
             name: torch.zeros((slots, *master.shape[1:]), dtype=master.dtype, device=device)
             for name, master in store.tensors.items()
@@ -20,8 +35,8 @@ class SlotPool:
 
     def load(self, expert: int, slot: int) -> None:
         """Copy one expert into a slot, in the order of the current stream (P2 of the paper: no barrier needed)."""
-        for name, frame in self.tensors.items():
-            frame[slot].copy_(self._store.tensors[name][expert], non_blocking=True)
+        for name, slots in self.tensors.items():
+            slots[slot].copy_(self._store.tensors[name][expert], non_blocking=True)
 
     @property
     def nbytes(self) -> int:

@@ -87,7 +87,7 @@ def test_ranks_are_ordered_by_number():
 
 
 def test_files_of_dead_processes_are_removed_when_a_worker_starts(directory, dead_process):
-    directory.mkdir()
+    directory.mkdir(mode=0o700)
     stale = [directory / f"{dead_process}-old-rank0.counters", directory / f"{dead_process}-failure"]
     foreign = directory / "99999999999999999999-rank0.counters"
     kept = directory / f"{os.getpid()}-old-rank0.counters"
@@ -165,3 +165,18 @@ def test_an_api_server_that_cannot_find_its_engine_says_so(stat_logger, monkeypa
     monkeypatch.setattr("wisp.engines.vllm.metrics.logger", SimpleNamespace(warning=lambda text: warnings.append(text)))
     stat_logger(engine(wisp={"expert_slots": 8}))
     assert "under `wisp serve` only" in warnings[0]
+
+
+@pytest.mark.parametrize("planted", ["open to others", "a link"])
+def test_a_folder_that_others_can_write_to_is_refused(planted, tmp_path, monkeypatch):
+    from wisp.errors import ConfigError
+
+    monkeypatch.setattr(counter_files, "directory", lambda: tmp_path / "counters")
+    if planted == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        (tmp_path / "counters").symlink_to(tmp_path / "elsewhere")
+    else:
+        (tmp_path / "counters").mkdir()
+        (tmp_path / "counters").chmod(0o777)
+    with pytest.raises(ConfigError, match="TMPDIR"):
+        counter_files.prepare_directory()

@@ -5,9 +5,12 @@ says so in the environment of the processes that it starts, and otherwise the wo
 """
 
 import os
+import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
+
+from wisp.errors import ConfigError
 
 OWNER_VARIABLE = "WISP_COUNTERS_OWNER"
 _SUFFIX = ".counters"
@@ -58,6 +61,12 @@ def remove_owned(owner: str) -> None:
 def prepare_directory() -> None:
     """Make it if needed, and delete the files whose owner is dead."""
     directory().mkdir(mode=0o700, exist_ok=True)
+    status = directory().lstat()
+    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not stat.S_ISDIR(status.st_mode):
+        raise ConfigError(
+            f"{directory()} is not a folder of this user alone, so counters cannot be kept there; remove it, or name "
+            f"another place for temporary files with TMPDIR=/a/folder"
+        )
     remove(path for path in list(directory().iterdir()) if not _is_alive(path.name.partition("-")[0]))
 
 

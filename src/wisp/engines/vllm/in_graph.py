@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from wisp.engines.vllm.kernels import PartialOutputs, pinned_tiles, unpaged_tiles
+from wisp.engines.vllm.kernels import PartialOutputs, fixed_tiles, unpaged_tiles
 from wisp.engines.vllm.patches.expert_assignment import translated
 from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager, DeviceState
@@ -65,7 +65,7 @@ class InGraphKernel:
     def run(self, **arguments: Any) -> None:
         """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
         arguments = {**arguments, "topk_ids": arguments["topk_ids"].contiguous()}
-        with pinned_tiles(unpaged_tiles(self._experts, self._pager.num_experts, arguments)):
+        with fixed_tiles(unpaged_tiles(self._experts, self._pager.num_experts, arguments)):
             if arguments["topk_ids"].shape[0] <= self._graph_tokens:
                 self._run_in_place(arguments)
             else:

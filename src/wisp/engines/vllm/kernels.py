@@ -49,7 +49,7 @@ class ExpertMapKernel:
         experts = distinct_experts(topk_ids)
         in_one_wave = len(experts) <= self._pager.resident.slots
         merged: torch.Tensor | None = None
-        with pinned_tiles(unpaged_tiles(self._experts, self._pager.resident.num_experts, arguments)):
+        with fixed_tiles(unpaged_tiles(self._experts, self._pager.resident.num_experts, arguments)):
             for wave in self._pager.step(experts):
                 slots_of = self._pager.slots_of(wave)
                 outputs = self._choice_outputs({**arguments, "expert_map": slots_of})
@@ -143,7 +143,7 @@ class PartialOutputs:
 
 
 @contextmanager
-def pinned_tiles(tiles: dict[str, int]) -> Iterator[None]:
+def fixed_tiles(tiles: dict[str, int]) -> Iterator[None]:
     """As vLLM's `override_config`, but undone after an error too; left behind, they would hold for every later step."""
     from vllm.model_executor.layers import fused_moe
 

@@ -1,0 +1,126 @@
+"""Paging on a real device: many programs at once, CUDA graphs, streams and page-locked memory."""
+
+import random
+
+import pytest
+import torch
+
+from wisp.errors import HostMemoryError
+from wisp.pager.arena import Arena, ArenaShape
+from wisp.pager.device import DevicePager, DeviceState
+from wisp.pager.host_memory import HostRegion
+from wisp.pager.store import HostStore
+from wisp.pager.stream import ExpertStream, StreamShape
+from wisp.policies import make_policy
+from wisp.resident import ResidentSet
+
+EXPERTS, SLOTS, TOP_K, LAYERS = 64, 12, 8, 3
+STAGING = StreamShape(group_experts=4, groups=2)
+
+
+class Layers:
+    """Random experts of about 1 MiB, page-locked, and their pagers."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        self.stores = []
+        for _ in range(LAYERS):
+            like = {"w13": torch.empty(EXPERTS, 768, 512, dtype=torch.bfloat16, device="meta")}
+            store = HostStore(like, page_lock="require", device=self.device)
+            store.rows.copy_(torch.randint(0, 256, store.rows.shape, dtype=torch.uint8))
+            self.stores.append(store)
+        self.arena = Arena(ArenaShape(LAYERS, SLOTS, STAGING.rows), self.stores[0].layout, self.device)
+        self.state = DeviceState(EXPERTS, [self.arena.direct_row(store) for store in self.stores], self.device)
+        self.pagers = [
+            DevicePager(layer, self.state, store, self.arena, link_bytes_per_second=5e10)
+            for layer, store in enumerate(self.stores)
+        ]
+
+    def wrong_slots(self, layer: int) -> int:
+        """Residents whose slot does not hold their bytes."""
+        torch.cuda.synchronize()
+        slots = enumerate(self.state.slot_of[layer].tolist())
+        rows = self.arena.rows
+        return sum(
+            not torch.equal(rows[self.arena.shape.slot_row(layer, slot)].cpu(), self.stores[layer].rows[expert])
+            for expert, slot in slots
+            if slot >= 0
+        )
+
+
+@pytest.fixture(scope="module")
+def layers():
+    return Layers()
+
+
+def test_a_captured_graph_decides_as_the_host_does(layers):
+    layers.state.reset()
+    rng = random.Random(0)
+    residents = [ResidentSet(EXPERTS, SLOTS, make_policy("lru")) for _ in range(LAYERS)]
+    for tokens in (1, 2, 4):
+        ids = torch.zeros((LAYERS, tokens, TOP_K), dtype=torch.int32, device=layers.device)
+        rows: list[torch.Tensor] = []
+        for pager, chosen in zip(layers.pagers, ids, strict=True):  # compiles outside the capture
+            pager.page(chosen)
+        layers.state.reset()
+        residents = [ResidentSet(EXPERTS, SLOTS, make_policy("lru")) for _ in range(LAYERS)]
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            rows = [pager.page(chosen) for pager, chosen in zip(layers.pagers, ids, strict=True)]
+        layers.state.reset()
+        for _ in range(40):
+            step = [[rng.sample(range(EXPERTS), TOP_K) for _ in range(tokens)] for _ in range(LAYERS)]
+            ids.copy_(torch.tensor(step, dtype=torch.int32))
+            graph.replay()
+            torch.cuda.synchronize()
+            for layer, resident in enumerate(residents):
+                resident.plan([e for token in step[layer] for e in token], direct=True)
+                assert layers.state.slot_of[layer].tolist() == resident.slot_table().tolist()
+                direct = layers.arena.direct_row(layers.stores[layer])
+                expected = [
+                    layers.arena.shape.slot_row(layer, resident.slot_of[e]) if e in resident.slot_of else direct + e
+                    for token in step[layer]
+                    for e in token
+                ]
+                assert rows[layer].tolist() == expected
+        assert [layers.wrong_slots(layer) for layer in range(LAYERS)] == [0] * LAYERS
+
+
+def test_a_stream_shows_every_expert_s_bytes_and_decode_goes_on(layers):
+    layers.state.reset()
+    stream = ExpertStream(layers.pagers, layers.state, STAGING)
+    ids = torch.arange(EXPERTS, dtype=torch.int32, device=layers.device).view(-1, TOP_K)
+    for _ in range(3):
+        seen = []
+        for layer, store in enumerate(layers.stores):
+            for row_of in stream.waves(layer, ids):
+                table = row_of.tolist()
+                for expert, row in enumerate(table):
+                    if row >= 0:
+                        seen.append((layer, expert))
+                        assert torch.equal(layers.arena.rows[row].cpu(), store.rows[expert])
+        assert sorted(seen) == [(layer, expert) for layer in range(LAYERS) for expert in range(EXPERTS)]
+        for pager in layers.pagers:
+            pager.page(torch.randint(0, EXPERTS, (1, TOP_K), dtype=torch.int32, device=layers.device))
+        assert [layers.wrong_slots(layer) for layer in range(LAYERS)] == [0] * LAYERS
+
+
+def test_a_kernel_reads_an_expert_where_it_lies(layers):
+    row = layers.arena.direct_row(layers.stores[1]) + 5
+    weights = layers.arena.tensors["w13"]
+    address = weights.data_ptr() + row * weights.stride(0) * weights.element_size()
+    assert address == layers.stores[1].tensors["w13"][5].data_ptr()
+
+
+def test_memory_that_cannot_be_locked_twice_falls_back_or_fails(layers, monkeypatch):
+    class Refusing:
+        """As if the limit on locked memory were reached."""
+
+        def cudaHostRegister(self, *_: int) -> int:  # noqa: N802
+            return 2
+
+    monkeypatch.setattr(torch.cuda, "cudart", Refusing)
+    with pytest.raises(HostMemoryError, match="ulimit"):
+        HostRegion(1 << 20, alignment=4096, page_lock="require", device=layers.device)
+    assert not HostRegion(1 << 20, alignment=4096, page_lock="auto", device=layers.device).page_locked
+    assert float(torch.ones(3, device=layers.device).sum()) == 3.0
