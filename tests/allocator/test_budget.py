@@ -2,14 +2,14 @@
 
 import re
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
-from wisp.allocator import Question, Workload, budget, device_budget, make_plan
-from wisp.allocator.budget import STAGING_EXPERTS, activation_bytes
+from wisp.allocator import Question, Workload, device_budget, make_plan
+from wisp.allocator.budget import activation_bytes
 from wisp.allocator.kv_layout import kv_layout
 from wisp.errors import AdmissionFloorError
+from wisp.staging import staging_rows
 
 GIB = 2**30
 TABLE_3 = {8: 375_792, 16: 338_928, 32: 265_200}
@@ -23,7 +23,7 @@ to 0.05 GiB). The paper's engine (vLLM 0.11, eager) evidently kept more back tha
 
 def table_3(shape):
     qwen, workload = shape("qwen3-30b-a3b"), Workload.typical(4096, 1)
-    overhead = BESIDE_BYTES - activation_bytes(qwen, workload) - STAGING_EXPERTS * qwen.expert_bytes
+    overhead = BESIDE_BYTES - activation_bytes(qwen, workload) - staging_rows(qwen.expert_bytes) * qwen.expert_bytes
     layout = kv_layout(qwen)
     found = device_budget(qwen, layout, workload, int(48.7 * GIB), overhead_bytes=overhead)
     return {slots: layout.tokens(found.blocks_left(slots), 1) for slots in (8, 16, 32, 64)}
@@ -96,7 +96,6 @@ def test_where_nothing_helps_only_more_memory_is_told(shape):
     assert f"({error.need_bytes - 8 * GIB} bytes) more" in str(error)
 
 
-def test_staging_is_as_large_as_the_engines():
-    source = (Path(budget.__file__).parents[1] / "engines" / "vllm" / "in_graph.py").read_text()
-    group, groups = re.search(r"StreamShape\(group_experts=(\d+), groups=(\d+)\)", source).groups()
-    assert int(group) * int(groups) == STAGING_EXPERTS
+@pytest.mark.parametrize(("expert_mib", "rows"), [(0.06, 16), (9, 16), (10, 14), (36, 4), (336, 2)])
+def test_staging_holds_two_groups_that_shrink_as_experts_grow(expert_mib, rows):
+    assert staging_rows(int(expert_mib * 2**20)) == rows

@@ -24,8 +24,7 @@ def flux_prop(budget: Budget, rates: Rates) -> Candidate:
 
     The demand is the fewest slots with which misses are as few as they get. Experts get all of it where the pageable
     bytes allow, and the pageable bytes otherwise; KV, which has no say, gets what is left, if only one block less
-    than none. (The paper does not define its arm; this one, like the paper's, takes 35 slots of 6.6 GiB for OLMoE and
-    leaves KV without its floor.)
+    than none. (The paper does not define its arm; this one is ours.)
     """
     misses = rates.expert_misses
     least = float(misses[-1]) + _NEGLIGIBLE * float(misses[0])

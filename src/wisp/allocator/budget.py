@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from wisp.allocator.kv_layout import KvLayout
 from wisp.allocator.model_shape import ModelShape
 from wisp.allocator.workload import Workload
+from wisp.staging import staging_rows
 
 ENGINE_OVERHEAD_BYTES = 1200 << 20
 """What CUDA's context, captured graphs, libraries and fragmentation take, without activations.
@@ -14,9 +15,6 @@ With 60 slots `benchmarks/iso_vram` peaked at 30.84 GiB: 25.31 of slots, 1.50 of
 staging and, by `activation_bytes`, 0.38 of activations leave 0.64 GiB. That peak left out CUDA's own context, about
 0.5 GiB (not measured there): 1.14 GiB, stated as 1200 MiB. A server with larger graphs or a vision tower takes more.
 """
-
-STAGING_EXPERTS = 16
-"""Experts of one layer through which prefills stream (`engines/vllm/in_graph.py`: two groups of eight)."""
 
 _ACTIVATION_BYTES = 2
 
@@ -76,7 +74,7 @@ def device_budget(
         **{f"weights: {kind}": count for kind, count in shape.weight_bytes.items()},
         "engine overhead": overhead_bytes,
         "activations": activation_bytes(shape, workload),
-        "staging": STAGING_EXPERTS * shape.expert_bytes,
+        "staging": staging_rows(shape.expert_bytes) * shape.expert_bytes,
     }
     return Budget(
         total_bytes=total_bytes,

@@ -11,9 +11,7 @@ from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager, DeviceState
 from wisp.pager.store import HostStore
 from wisp.pager.stream import ExpertStream, StreamShape
-
-STAGING = StreamShape(group_experts=8, groups=2)
-"""Two groups: one is computed while the other is copied."""
+from wisp.staging import GROUPS, group_experts
 
 
 class InGraphPaging:
@@ -21,7 +19,8 @@ class InGraphPaging:
 
     def __init__(self, stores: Sequence[HostStore], slots: int, device: torch.device, *, broken: bool = False) -> None:
         """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes."""
-        shape = ArenaShape(len(stores), slots, STAGING.rows)
+        staging = StreamShape(group_experts(stores[0].layout.row_bytes), GROUPS)
+        shape = ArenaShape(len(stores), slots, staging.rows)
         self.arena = Arena(shape, stores[0].layout, device)
         self.state = DeviceState(stores[0].num_experts, [self.arena.direct_row(store) for store in stores], device)
         link = self.arena.link_bytes_per_second(stores[0])
@@ -36,7 +35,7 @@ class InGraphPaging:
             )
             for layer, store in enumerate(stores)
         ]
-        self.stream = ExpertStream(self.pagers, self.state, STAGING)
+        self.stream = ExpertStream(self.pagers, self.state, staging)
 
 
 def _rotated(store: HostStore) -> torch.Tensor:
