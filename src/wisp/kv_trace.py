@@ -20,11 +20,16 @@ class KvEvent(IntEnum):
     """A block was filled whose content had not been there before."""
     CAPACITY_MISS = 2
     """A block was filled whose content had been there before and was evicted: a larger pool would have kept it."""
+    DUPLICATE = 3
+    """A block was filled though its content was there: requests computed it side by side, or a prompt's end anew."""
 
 
 @dataclass(frozen=True, eq=False)
 class KvTrace:
-    """References in order. A block is named by the first 64 bits of its hash, so by its content and prefix."""
+    """References in order, those of one request in one step from its last block to its first, as they are evicted.
+
+    A block is named by the first 64 bits of its hash, so by its content and prefix.
+    """
 
     blocks: NDArray[np.uint64]
     """[references]"""

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wisp
-from wisp.cli import curve, import_trace, plan, serve, simulate, stats, verify
+from wisp.cli import curve, import_trace, plan, record, serve, simulate, stats, verify
 from wisp.cli.forwarding import FORWARDING, ForwardingCommand
 from wisp.errors import WispError
 
@@ -28,6 +28,7 @@ app.command(short_help="Serve a model with some of its experts in fast memory.",
 app.command(short_help="Divide a GPU's memory between experts and KV.")(plan.plan)
 app.command(short_help="Show what paging does on a running server.")(stats.stats)
 app.command(short_help="Compare paged output with unpaged, bit by bit.", **forwarding)(verify.verify)
+app.command(short_help="Record the routing and KV references of a model.", **forwarding)(record.record)
 app.command(short_help="Show miss ratio curves and working sets of a trace.")(curve.curve)
 app.command(short_help="Replay a trace against policies and numbers of slots.")(simulate.simulate)
 app.command("import-trace", short_help="Read a trace that another program has written.")(import_trace.import_trace)
