@@ -87,7 +87,7 @@ def test_ranks_are_ordered_by_number():
 
 
 def test_files_of_dead_processes_are_removed_when_a_worker_starts(directory, dead_process):
-    directory.mkdir(mode=0o700)
+    directory.mkdir(mode=0o755)
     stale = [directory / f"{dead_process}-old-rank0.counters", directory / f"{dead_process}-failure"]
     foreign = directory / "99999999999999999999-rank0.counters"
     kept = directory / f"{os.getpid()}-old-rank0.counters"

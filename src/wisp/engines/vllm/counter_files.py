@@ -62,11 +62,12 @@ def prepare_directory() -> None:
     """Make it if needed, and delete the files whose owner is dead."""
     directory().mkdir(mode=0o700, exist_ok=True)
     status = directory().lstat()
-    if status.st_uid != os.getuid() or status.st_mode & 0o077 or not stat.S_ISDIR(status.st_mode):
+    if status.st_uid != os.getuid() or status.st_mode & 0o022 or not stat.S_ISDIR(status.st_mode):
         raise ConfigError(
             f"{directory()} is not a folder of this user alone, so counters cannot be kept there; remove it, or name "
             f"another place for temporary files with TMPDIR=/a/folder"
         )
+    directory().chmod(0o700)
     remove(path for path in list(directory().iterdir()) if not _is_alive(path.name.partition("-")[0]))
 
 
