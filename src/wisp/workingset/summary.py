@@ -42,7 +42,7 @@ class TraceSummary:
 
     @classmethod
     def of(cls, trace: RoutingTrace) -> "TraceSummary":
-        """Analyse the trace; about a second for each 500,000 steps of a layer.
+        """Analyse the trace: some 8 s of one core for 48 layers of 10,000 steps of 128 experts.
 
         Raises:
             ConfigError: it has no layer or no step.
