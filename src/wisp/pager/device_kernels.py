@@ -56,6 +56,29 @@ def _copy_share(source, target, program, programs, ROW_WORDS: tl.constexpr, BLOC
 
 
 @triton.jit
+def _count(fields, mirror, hosts_turn, step, references, faults, evictions, moved, waves):
+    """Add one step to the totals, and show them to the host if it is its turn."""
+    references += tl.load(fields + REFERENCES)
+    faults += tl.load(fields + FAULTS)
+    evictions += tl.load(fields + EVICTIONS)
+    moved += tl.load(fields + MOVED)
+    waves += tl.load(fields + WAVES)
+    _put(fields, step, references, faults, evictions, moved, waves)
+    if hosts_turn:
+        _put(mirror, step, references, faults, evictions, moved, waves)
+
+
+@triton.jit
+def _put(totals, step, references, faults, evictions, moved, waves):
+    tl.store(totals + CLOCK, step)
+    tl.store(totals + REFERENCES, references)
+    tl.store(totals + FAULTS, faults)
+    tl.store(totals + EVICTIONS, evictions)
+    tl.store(totals + MOVED, moved)
+    tl.store(totals + WAVES, waves)
+
+
+@triton.jit
 def decide_and_gather(
     ids,
     count,
@@ -137,25 +160,10 @@ def decide_and_gather(
             chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
             rows = tl.sum(tl.where(chosen[:, None] == expert[None, :], row[None, :], 0), axis=1)
             tl.store(choice_rows + place, tl.where(chosen >= 0, rows, -1), mask=place < count)  # -1: padding
-        references = tl.load(fields + REFERENCES) + tl.sum(needed.to(tl.int32), axis=0)
-        all_faults = tl.load(fields + FAULTS) + faults
-        all_evictions = tl.load(fields + EVICTIONS) + evictions
-        moved = tl.load(fields + MOVED) + faults
-        waves = tl.load(fields + WAVES) + 1
-        tl.store(fields + CLOCK, step)
-        tl.store(fields + REFERENCES, references)
-        tl.store(fields + FAULTS, all_faults)
-        tl.store(fields + EVICTIONS, all_evictions)
-        tl.store(fields + MOVED, moved)
-        tl.store(fields + WAVES, waves)
+        references = tl.sum(needed.to(tl.int32), axis=0)
+        hosts_turn = (loads > 0) | (step % MIRROR_EVERY == 0)
+        _count(fields, mirror, hosts_turn, step, references, faults, evictions, faults, 1)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
-        if (loads > 0) | (step % MIRROR_EVERY == 0):
-            tl.store(mirror + CLOCK, step)
-            tl.store(mirror + REFERENCES, references)
-            tl.store(mirror + FAULTS, all_faults)
-            tl.store(mirror + EVICTIONS, all_evictions)
-            tl.store(mirror + MOVED, moved)
-            tl.store(mirror + WAVES, waves)
 
 
 @triton.jit
@@ -169,21 +177,10 @@ def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, 
     slot = tl.load(slot_of + expert, mask=real, other=-1)
     needed = tl.load(needed_flags + expert, mask=real, other=0) > 0
     step = tl.load(fields + CLOCK) + 1
-    references = tl.load(fields + REFERENCES) + tl.sum(needed.to(tl.int32), axis=0)
-    faults = tl.load(fields + FAULTS) + tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
-    all_moved = tl.load(fields + MOVED) + moved
-    all_waves = tl.load(fields + WAVES) + waves
     tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
-    tl.store(fields + CLOCK, step)
-    tl.store(fields + REFERENCES, references)
-    tl.store(fields + FAULTS, faults)
-    tl.store(fields + MOVED, all_moved)
-    tl.store(fields + WAVES, all_waves)
-    tl.store(mirror + CLOCK, step)
-    tl.store(mirror + REFERENCES, references)
-    tl.store(mirror + FAULTS, faults)
-    tl.store(mirror + MOVED, all_moved)
-    tl.store(mirror + WAVES, all_waves)
+    references = tl.sum(needed.to(tl.int32), axis=0)
+    faults = tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
+    _count(fields, mirror, True, step, references, faults, 0, moved, waves)
 
 
 @triton.jit
