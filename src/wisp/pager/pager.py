@@ -66,6 +66,7 @@ class ExpertPager:
         for expert in self.resident.resident:
             self.resident.forget(expert)
         self._slot_of = self.resident.slot_table()
+        self._clock = CopyClock(self.pool.device)  # a warm-up's copies may still be unfinished and uncounted
 
     def _abandon(self, plan: PagePlan | None) -> None:
         """If this step still runs, a copy or a kernel failed: promise none of the bytes that it was to bring."""

@@ -77,15 +77,10 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         return self.forward_paged(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
 
     def forward_paged(
-        self,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        shared_experts: Any = None,
-        shared_experts_input: torch.Tensor | None = None,
+        self, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, *shared: Any
     ) -> torch.Tensor:
-        """Run the engine's own path; its kernel's `apply` is ours."""
-        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids, shared_experts, shared_experts_input)
+        """Run the engine's own path, whose kernel's `apply` is ours; `shared` is what vLLM says of shared experts."""
+        output: torch.Tensor = super().forward_modular(x, topk_weights, topk_ids, *shared)
         return output
 
     def _check_method(self, settings: WispSettings) -> None:
