@@ -3,6 +3,7 @@
 from wisp.workingset.blocks import BlockHistogram
 from wisp.workingset.curve import MissCurve, miss_curves
 from wisp.workingset.histogram import ExpertHistogram
+from wisp.workingset.kv_reuse import KvReuse
 from wisp.workingset.stack import COLD, DepthCounts, LRUStack, count_depths
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "BlockHistogram",
     "DepthCounts",
     "ExpertHistogram",
+    "KvReuse",
     "LRUStack",
     "MissCurve",
     "count_depths",

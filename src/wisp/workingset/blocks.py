@@ -3,13 +3,7 @@
 A block below the `max_blocks` uppermost of the LRU stack is a miss at every capacity of interest, so it is forgotten:
 what lies above a block never depends on what lies below it. Hence bounded memory with no sampling error.
 
-References are counted in batches with numpy alone. Number them in time, the stack before the batch first. If a block
-is referenced at t and was last at p, then t - p - 1 references lie between, and each that returns to a block first
-referenced after p names no new block:
-
-    depth(t) = t - p - 1 - #{u < t : p(u) > p(t)}
-
-which is a count of inversions (Bennett and Kruskal, "LRU stack processing", 1975, count the same with a tree).
+References are counted in batches with numpy alone (`wisp.workingset.places`), the stack before the batch first.
 """
 
 import numpy as np
@@ -18,6 +12,7 @@ from numpy.typing import NDArray
 from wisp.errors import ConfigError
 from wisp.workingset.curve import MissCurve
 from wisp.workingset.histogram import HALF_LIFE_STEPS, check_half_life, decay
+from wisp.workingset.places import previous_places, stack_depths
 
 MAX_BLOCKS = 65_536
 """The default bound: a million tokens in blocks of 16, 96 GiB of KV of Qwen3-30B-A3B."""
@@ -109,8 +104,8 @@ class BlockHistogram:
         self._warm *= fade
         self._beyond *= fade
 
-        before, latest = _previous(names)
-        depths = _depths(before)[len(self._stack) :]
+        before, latest = previous_places(names)
+        depths = stack_depths(before)[len(self._stack) :]
         self._stack = names[latest[-self.max_blocks :]]
         near = depths < self.max_blocks
         if self.half_life_steps is None:
@@ -120,53 +115,3 @@ class BlockHistogram:
         weights = 0.5 ** ((self._weighed_at - steps) / self.half_life_steps)
         self._warm += np.bincount(depths[near], weights[near], minlength=self.max_blocks)
         self._beyond += float(weights[~near].sum())
-
-
-def _previous(names: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Where each name was last before, -1 at its first place; and the last place of each name, ascending."""
-    by_name = np.argsort(names)
-    in_order = names[by_name]
-    starts = np.concatenate([[True], in_order[1:] != in_order[:-1]])
-    # argsort need not be stable: sort (group, place) once more, as one number
-    group = np.cumsum(starts)
-    places = np.sort(group << 32 | by_name) & (2**32 - 1)
-    before = np.empty(len(names), dtype=np.int64)
-    before[places[1:]] = np.where(starts[1:], -1, places[:-1])
-    before[places[:1]] = -1
-    latest = np.sort(places[np.concatenate([starts[1:], [True]])])
-    return before, latest
-
-
-_NEVER = np.iinfo(np.int64).max
-
-
-def _depths(before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The depth of each reference from the place of the one before to the same block; huge at the first."""
-    again = np.flatnonzero(before >= 0)
-    last = before[again]
-    depths = np.full(len(before), _NEVER)
-    depths[again] = again - last - 1 - _greater_before(last)
-    return depths
-
-
-def _greater_before(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each of these distinct values, how many before it are greater.
-
-    The values are ranked and split by one bit of the rank after the other, the highest first, order kept. Where the
-    bit decides, a value without it comes after those before it in its group that have it.
-    """
-    count = len(values)
-    bits = max(count - 1, 0).bit_length()
-    rank = np.arange(1 << bits, dtype=np.int32)  # what is beyond `count` comes last and is greatest: it counts nowhere
-    order = np.argsort(values)
-    rank[order] = np.arange(count, dtype=np.int32)
-    greater = np.zeros(1 << bits, dtype=np.int32)  # by rank
-    groups = rank.copy()
-    for bit in reversed(range(bits)):
-        rows = groups.reshape(-1, 2 << bit)
-        is_high = (rows >> bit & 1).astype(np.bool_)
-        high_before = np.cumsum(is_high, axis=1, dtype=np.int32)
-        low = rows[~is_high]
-        greater[low] += high_before[~is_high]
-        groups = np.stack([low.reshape(-1, 1 << bit), rows[is_high].reshape(-1, 1 << bit)], axis=1).reshape(-1)
-    return greater[rank[:count]].astype(np.int64)
