@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from wisp.allocator import Workload, model_shape
-from wisp.allocator.demand import lost_share, prior_demand, traced_demand
-from wisp.allocator.kv_layout import KvLayout, kv_layout
+from wisp.allocator.demand import prior_demand, traced_demand
 from wisp.allocator.prior import WARM_STEPS, PriorRouting
 from wisp.errors import ConfigError, TraceError
 from wisp.simulate import simulate
@@ -83,21 +82,6 @@ def test_a_trace_without_token_counts_is_taken_whole():
 def test_a_trace_that_says_nothing_of_this_model_is_refused(trace, told):
     with pytest.raises(TraceError, match=told):
         traced_demand(trace, SHAPE, WORKLOAD)
-
-
-def test_no_history_is_lost_above_the_floor_if_no_more_talk_than_run(shape):
-    for name in ("qwen3-30b-a3b", "jamba-v0.1", "deepseek-v3"):
-        layout, workload = kv_layout(shape(name)), Workload.typical(8192, 4)
-        assert lost_share(layout.floor_blocks(8192, 4), layout, workload) == 0
-
-
-def test_histories_are_lost_in_proportion_to_what_has_no_room():
-    layout = KvLayout(16, 1)
-    workload = Workload.typical(1024, 2, conversations=10)
-    each = -(-(512 + 256 + 256) // 16)
-    assert lost_share(1, layout, workload) == 1
-    assert lost_share(1 + 5 * each, layout, workload) == pytest.approx(0.5)
-    assert lost_share(1 + 10 * each, layout, workload) == 0
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from wisp.allocator import STATED
+from wisp.kv_trace import KvEvent, KvTrace
 from wisp.recording import Recording
 from wisp.trace import RoutingTrace
 
@@ -139,6 +140,49 @@ def test_a_recording_tells_decode_steps_and_its_experts(wisp, tmp_path):
     ended = wisp("plan", QWEN, *ISSUE, "--trace", tmp_path / "r.npz", "--json")
     assert "32 decode steps" in json.loads(ended.out)["routing"]
     assert ended.err == "wisp: warning: the trace has experts of 1MiB, this model of 9MiB\n"
+
+
+def with_kv(path, *, conversations=6, history=16_384):
+    """A recording of this model in which long conversations come back in turn; each turn decodes five tokens."""
+    routing = RoutingTrace.load(save_trace(path, steps=72))
+    starts = np.arange(0, 72, 6)
+    blocks = history // 16
+    names = np.concatenate([1000 * blocks * (turn % conversations) + np.arange(blocks)[::-1] for turn in range(12)])
+    events = np.repeat(np.where(np.arange(12) < conversations, KvEvent.INSERT, KvEvent.HIT), blocks)
+    kv = KvTrace(
+        names.astype(np.uint64),
+        np.repeat(starts, blocks),
+        events.astype(np.uint8),
+        np.zeros(0, dtype=np.int64),
+        16,
+        10**6,
+    )
+    prefill = np.where(np.isin(np.arange(72), starts), 100, 0)
+    routing = RoutingTrace(routing.fields()["bits"], 128, np.where(prefill > 0, prefill, 1))
+    Recording(routing, prefill, np.ones(72, dtype=np.int64), kv=kv).save(path)
+    return path
+
+
+def test_recorded_kv_references_take_the_place_of_the_prior(planned, tmp_path):
+    words = (QWEN, "--gpu-memory", "24GiB", "--max-model-len", "32768", "--max-num-seqs", "1")
+    words = (*words, "--max-num-batched-tokens", "2048", "--trace", with_kv(tmp_path / "t.npz"))
+    found = planned(*words)
+    assert (
+        "recorded: 12,288 references to blocks of 16 tokens in 12 turns, of which 6,144 come back" in found["kv_reuse"]
+    )
+    turn = found["workload"]
+    assert (turn["history"], turn["new"], turn["output"]) == (8192, 100, 5)
+    assert found["choice"]["lost_share"] == 0, "all six conversations of 16,384 tokens are kept"
+    assert found["choice"]["kv_tokens"] >= 6 * 16_384
+    assert found["table"][-1]["lost_share"] == 1, "one less is none: they come back in turn"
+    prior = planned(*words, "--conversations", 1)
+    assert prior["kv_reuse"].endswith("as --conversations is given")
+    assert prior["choice"]["expert_slots"] > found["choice"]["expert_slots"]
+
+
+def test_a_trace_without_kv_references_is_told(wisp, tmp_path):
+    ended = wisp("plan", QWEN, *ISSUE, "--trace", save_trace(tmp_path / "t.npz"))
+    assert "blocks go by last use, as the trace has no KV references." in ended.out
 
 
 def test_a_calibration_of_this_machine_and_model_is_taken_without_a_warning(wisp, tmp_path, monkeypatch):

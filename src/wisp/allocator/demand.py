@@ -1,20 +1,16 @@
-"""What the two streams of references ask for: expert misses a decode step by slots, KV lost a turn by blocks."""
+"""What the stream of expert references asks for: misses of a decode step by slots."""
 
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from wisp.allocator.kv_layout import NULL_BLOCKS, KvLayout
 from wisp.allocator.model_shape import ModelShape
 from wisp.allocator.prior import WARM_STEPS, PriorRouting
 from wisp.allocator.workload import Workload
 from wisp.errors import TraceError
 from wisp.trace import RoutingTrace
 from wisp.workingset.stack import count_depths
-
-KV_PRIOR = "a stated prior: each turn is any open conversation's with equal probability, blocks go by last use"
-"""What `lost_share` assumes of KV references, in a line."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,18 +73,6 @@ def traced_demand(trace: RoutingTrace, shape: ModelShape, workload: Workload) ->
         )
     misses, touched = _warm_misses(trace, decodes, min(WARM_STEPS, int(decodes.sum()) // 8))
     return ExpertDemand(misses, streams, touched, what)
-
-
-def lost_share(blocks: int, layout: KvLayout, workload: Workload) -> float:
-    """The share of turns whose conversation's history is no longer in so many blocks.
-
-    The next turn is any conversation's with equal probability, and blocks are reused in the order of their last use:
-    then a conversation is still there with probability blocks / (blocks of all conversations). With no more
-    conversations than the admission floor is made for, none is lost above it.
-    """
-    usable = blocks - NULL_BLOCKS - workload.sequences * layout.state_blocks
-    each = -(-(workload.history + workload.new + workload.output) // layout.block_tokens)
-    return min(1.0, max(0.0, 1.0 - usable / (workload.conversations * each)))
 
 
 def _warm_misses(trace: RoutingTrace, counted: NDArray[np.bool_], warm: int) -> tuple[NDArray[np.float64], int]:

@@ -8,7 +8,8 @@ import numpy as np
 from wisp.allocator.baselines import BASELINES, static_oracle
 from wisp.allocator.budget import Budget
 from wisp.allocator.costs import Costs
-from wisp.allocator.demand import ExpertDemand, lost_share, prior_demand, traced_demand
+from wisp.allocator.demand import ExpertDemand, prior_demand, traced_demand
+from wisp.allocator.kv_demand import KvDemand, PriorKv
 from wisp.allocator.kv_layout import KvLayout
 from wisp.allocator.prediction import Predictor, Row
 from wisp.allocator.question import Question
@@ -27,6 +28,8 @@ class Plan:
     layout: KvLayout
     demand: ExpertDemand
     """Of all streams together."""
+    kv: KvDemand
+    """And whose turns were planned for."""
     split: Split
     rows: tuple[Row, ...]
     """Every admissible split, by ascending slots."""
@@ -36,8 +39,8 @@ class Plan:
     """What others would choose; the static oracle of these rates is the choice itself."""
 
 
-def make_plan(question: Question, trace: RoutingTrace | None = None) -> Plan:
-    """Plan by the routing of a trace of this model, or by the stated prior.
+def make_plan(question: Question, trace: RoutingTrace | None = None, kv: KvDemand | None = None) -> Plan:
+    """Plan by the routing of a trace of this model and by recorded KV references, or by the stated priors.
 
     Raises:
         AdmissionFloorError: not even the floor fits; the message names settings with which it would.
@@ -56,7 +59,8 @@ def make_plan(question: Question, trace: RoutingTrace | None = None) -> Plan:
     else:
         alone = together = traced_demand(trace, shape, workload)
     costs = Costs(shape, question.calibration)
-    predictor = Predictor(costs, workload, layout, question.kv_dtype, alone, together)
+    kv = kv or PriorKv(layout, workload)
+    predictor = Predictor(costs, layout, question.kv_dtype, kv, alone, together)
     rates = workload_rates(predictor)
     answer = split(budget, rates)
     rows = tuple(map(predictor.row, answer.candidates))
@@ -67,6 +71,7 @@ def make_plan(question: Question, trace: RoutingTrace | None = None) -> Plan:
         budget=budget,
         layout=layout,
         demand=together,
+        kv=kv,
         split=answer,
         rows=rows,
         choice=row_of[answer.choice],
@@ -92,6 +97,6 @@ def workload_rates(predictor: Predictor) -> Rates:
         expert_misses=demand.misses_a_step * steps / round_seconds,
         seconds_per_expert_miss=costs.fault_seconds,
         streamed_seconds=np.array([chunks * costs.stream_seconds(each) / round_seconds for each in slots]),
-        kv_misses=lambda kept: lost_share(kept, layout, workload) * workload.sequences * blocks / round_seconds,
+        kv_misses=lambda kept: predictor.kv.lost_share(kept) * workload.sequences * blocks / round_seconds,
         seconds_per_kv_miss=np.array([costs.lost_history_seconds(each, workload) / blocks for each in slots]),
     )

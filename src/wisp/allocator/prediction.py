@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from wisp.allocator.costs import Costs
-from wisp.allocator.demand import ExpertDemand, lost_share
+from wisp.allocator.demand import ExpertDemand
+from wisp.allocator.kv_demand import KvDemand
 from wisp.allocator.kv_layout import KV_DTYPES, KvLayout
 from wisp.allocator.split import Candidate
 from wisp.allocator.workload import Workload
@@ -28,7 +29,7 @@ class Row:
     ttft_lost_s: float
     """Of one whose history has to be computed again."""
     lost_share: float
-    """The share of turns that this happens to."""
+    """The share of histories that this happens to."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,18 @@ class Predictor:
     """Makes rows for one model and workload."""
 
     costs: Costs
-    workload: Workload
     layout: KvLayout
     kv_dtype: str
+    kv: KvDemand
     alone: ExpertDemand
     """Of one stream."""
     together: ExpertDemand
     """Of all streams."""
+
+    @property
+    def workload(self) -> Workload:
+        """The turns that are predicted."""
+        return self.kv.workload
 
     def row(self, candidate: Candidate) -> Row:
         """What this split gives."""
@@ -57,7 +63,7 @@ class Predictor:
             decode_tok_s_all=self.together.streams / self.step_seconds(self.together, slots),
             ttft_s=hit_seconds,
             ttft_lost_s=hit_seconds + self.costs.lost_history_seconds(slots, workload),
-            lost_share=lost_share(candidate.kv_blocks, self.layout, workload),
+            lost_share=self.kv.lost_share(candidate.kv_blocks),
         )
 
     def step_seconds(self, demand: ExpertDemand, slots: int) -> float:

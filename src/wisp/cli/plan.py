@@ -10,6 +10,7 @@ from wisp.errors import ConfigError
 from wisp.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
+    from wisp.allocator.kv_demand import KvDemand
     from wisp.allocator.question import Question
     from wisp.recording import Recording
 
@@ -29,13 +30,16 @@ def plan(
         int | None, typer.Option(metavar="N", help="Tokens of a prefill step; as --max-model-len, 2048 to 8192.")
     ] = None,
     conversations: Annotated[
-        int | None, typer.Option(metavar="N", help="Conversations that take turns; as --max-num-seqs if left.")
+        int | None,
+        typer.Option(metavar="N", help="Conversations that take turns, by a prior; as recorded or --max-num-seqs."),
     ] = None,
     kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto (16 bits) or fp8.")] = "auto",
     engine_overhead: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the engine takes beside weights, activations and KV.")
     ] = None,
-    trace: Annotated[Path | None, typer.Option(metavar="FILE", help="Recorded routing of this model.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A recording of this model: its routing and KV references.")
+    ] = None,
     calibration: Annotated[Path | None, typer.Option(metavar="FILE", help="Measured rates of this machine.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
 ) -> None:
@@ -62,7 +66,8 @@ def plan(
     workload = Workload.typical(context, max_num_seqs, conversations=conversations, chunk=max_num_batched_tokens)
     question = Question(shape, total_bytes, workload, kv_cache_dtype, rates, overhead)
     recording = None if trace is None else Recording.load(trace)
-    answer = make_plan(question, None if recording is None else recording.phase("auto"))
+    kv = _kv_demand(question, recording, is_prior_asked_for=conversations is not None)
+    answer = make_plan(question, None if recording is None else recording.phase("auto"), kv)
     warnings = _warnings(question, recording, is_stated=calibration is None)
     for warning in warnings:
         typer.echo(f"wisp: warning: {warning}", err=True)
@@ -71,6 +76,19 @@ def plan(
         typer.echo(json.dumps(as_dict(answer, line, warnings), indent=1))
         return
     print_plan(answer, line, is_stated=calibration is None)
+
+
+def _kv_demand(question: "Question", recording: "Recording | None", *, is_prior_asked_for: bool) -> "KvDemand":
+    """As recorded, unless the trace has no KV references or the prior was asked for; that is told."""
+    from wisp.allocator.kv_demand import PriorKv, traced_kv
+
+    if recording is None:
+        return PriorKv(question.layout, question.workload)
+    if is_prior_asked_for:
+        return PriorKv(question.layout, question.workload, ", as --conversations is given")
+    if recording.kv is None or not len(recording.kv.blocks):
+        return PriorKv(question.layout, question.workload, ", as the trace has no KV references")
+    return traced_kv(recording, question.layout, question.workload)
 
 
 def memory_bytes(text: str, option: str) -> int:

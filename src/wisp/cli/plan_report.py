@@ -9,13 +9,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from wisp.allocator.demand import KV_PRIOR
+from wisp.allocator.kv_demand import PriorKv
 from wisp.allocator.plan import Plan
 from wisp.allocator.prediction import Row
 from wisp.units import format_bytes, format_seconds
 
 SHOWN_ROWS = 12
-CAPTION = "seqs: of full length in KV; lost: turns without their history; s/s: seconds lost a second"
+CAPTION = "seqs: of full length in KV; lost: histories computed again; s/s: seconds lost a second"
 
 
 def serve_line(model: str, answer: Plan) -> str:
@@ -47,9 +47,9 @@ def as_dict(answer: Plan, line: str, warnings: list[str]) -> dict[str, Any]:
         "block_bytes": answer.budget.block_bytes,
         "block_tokens": answer.layout.block_tokens,
         "floor": {"expert_slots": answer.budget.least_slots, "kv_blocks": answer.budget.floor_blocks},
-        "workload": asdict(answer.question.workload),
+        "workload": asdict(answer.kv.workload),
         "routing": answer.demand.source,
-        "kv_reuse": KV_PRIOR,
+        "kv_reuse": answer.kv.source,
         "costs": asdict(rates),
         "warnings": warnings,
         "serve": line,
@@ -102,7 +102,7 @@ def print_plan(answer: Plan, line: str, *, is_stated: bool) -> None:
     """Where the bytes go, the table, the choice and why, what was assumed, and the command."""
     console = Console(highlight=False)
     question, split = answer.question, answer.split
-    workload, rates = question.workload, question.calibration
+    workload, rates = answer.kv.workload, question.calibration
     console.print(f"{question.shape}\n", soft_wrap=True)
     for kind, count in where_bytes_go(answer).items():
         console.print(f"  {kind:<28}{format_bytes(count):>11}")
@@ -120,14 +120,18 @@ def print_plan(answer: Plan, line: str, *, is_stated: bool) -> None:
         f"128MiB more would save {more[0]} a second of work as slots, {more[1]} as KV.",
         f"others: {others}.",
         f"a turn: {workload.new} new and {workload.output} generated tokens on {workload.history} of history, "
-        f"prefilled {workload.chunk} at a time; {workload.conversations} conversations, {workload.sequences} at once.",
+        f"prefilled {workload.chunk} at a time; {_conversations(answer)}{workload.sequences} at once.",
         f"routing: {answer.demand.source}.",
-        f"KV reuse: {KV_PRIOR}.",
+        f"KV reuse: {answer.kv.source}.",
         f"costs: {'stated ones, ' if is_stated else ''}measured on {rates.machine} with {rates.model} on {rates.date}.",
     ]
     for text in told:
         console.print(text, soft_wrap=True)
     console.print(f"\n{line}", soft_wrap=True)
+
+
+def _conversations(answer: Plan) -> str:
+    return f"{answer.kv.workload.conversations} conversations, " if isinstance(answer.kv, PriorKv) else ""
 
 
 def _baseline(name: str, row: Row) -> str:
