@@ -12,6 +12,6 @@ def group_experts(expert_bytes: int) -> int:
     return max(1, min(_GROUP_EXPERTS, _GROUP_BYTES // expert_bytes))
 
 
-def staging_rows(expert_bytes: int) -> int:
-    """Experts that the staging area holds."""
-    return GROUPS * group_experts(expert_bytes)
+def staging_rows(expert_bytes: int, *, overflow: int = 0) -> int:
+    """Experts that the staging area holds; in a planar arena also the `overflow` experts of a step beyond the slots."""
+    return max(GROUPS * group_experts(expert_bytes), overflow)

@@ -12,6 +12,8 @@ from pathlib import Path
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager, DeviceState
@@ -24,42 +26,56 @@ LAYERS, STEPS = 2, 30
 SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2))
 """(experts, slots, top-k, tokens a step); the last three have more experts in a step than slots, or all in slots."""
 STAGING = StreamShape(group_experts=3, groups=2)
+WEIGHTS = {"w13": ((8, 6), torch.float32), "w2": ((6, 4), torch.float32)}
+QUANTISED = {"w13": ((5, 16), torch.int32), "scale": ((), torch.float32), "w2": ((64, 300), torch.uint8)}
+QUANTISED |= {"w2_scale": ((3,), torch.float32), "none": ((0,), torch.int32), "bias": ((6,), torch.bfloat16)}
+"""name -> (an expert's shape, type): of whole 16 bytes and not, of one number and of none, of several copied blocks"""
 
 
 class Layers:
-    """Some layers paged on the device."""
+    """Some layers paged on the device; in a planar arena there is room for a step of every expert."""
 
-    def __init__(self, experts: int, slots: int) -> None:
+    def __init__(self, experts: int, slots: int, tensors=WEIGHTS, *, planar: bool = False) -> None:
         self.stores = []
         for _ in range(LAYERS):
-            store = HostStore({"w13": torch.empty(experts, 8, 6), "w2": torch.empty(experts, 6, 4)})
-            for tensor in store.tensors.values():
-                tensor.copy_(torch.randn(tensor.shape))
+            store = HostStore(
+                {name: torch.empty(experts, *shape, dtype=dtype) for name, (shape, dtype) in tensors.items()}
+            )
+            store.rows.random_(0, 256)
             self.stores.append(store)
-        self.arena = Arena(ArenaShape(LAYERS, slots, STAGING.rows), self.stores[0].layout, "cpu")
-        direct = [self.arena.direct_row(store) for store in self.stores]
-        self.state = DeviceState(experts, direct, torch.device("cpu"))
+        staging_rows = max(STAGING.rows, experts - slots if planar else 0)
+        self.arena = Arena(ArenaShape(LAYERS, slots, staging_rows), self.stores[0].layout, "cpu", planar=planar)
+        self.state = DeviceState(self.arena, self.stores)
         self.pagers = [
             DevicePager(layer, self.state, store, self.arena, link_bytes_per_second=1e9)
             for layer, store in enumerate(self.stores)
         ]
 
-    def bytes_at(self, layer: int, row: int) -> torch.Tensor:
-        """What a kernel finds at a row: of the arena, or of the store."""
-        first = self.arena.direct_row(self.stores[layer])
-        if first <= row < first + self.state.num_experts:
-            return self.stores[layer].rows[row - first]
+    def holds(self, layer: int, row: int, expert: int) -> bool:
+        """Whether a kernel finds this expert at a row: of the arena, or of the store."""
+        store = self.stores[layer]
+        if not self.arena.planar:
+            first = self.arena.direct_row(store)
+            if first <= row < first + self.state.num_experts:
+                return row - first == expert
         assert 0 <= row < self.arena.shape.rows
-        return self.arena.rows[row]
+        return all(
+            torch.equal(
+                tensor[row].reshape(-1).view(torch.uint8), store.tensors[name][expert].reshape(-1).view(torch.uint8)
+            )
+            for name, tensor in self.arena.tensors.items()
+        )
 
 
-def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, object]:
+def replay(
+    experts: int, slots: int, top_k: int, tokens: int, tensors=WEIGHTS, *, planar: bool, steps: int = STEPS
+) -> dict[str, object]:
     """The device beside the host, step by step."""
-    layers = Layers(experts, slots)
+    layers = Layers(experts, slots, tensors, planar=planar)
     residents = [ResidentSet(experts, slots, make_policy("lru")) for _ in range(LAYERS)]
     wrong: list[str] = []
     faults, evictions, direct = [0] * LAYERS, [0] * LAYERS, 0
-    for step in range(STEPS):
+    for step in range(steps):
         for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
             ids = torch.tensor([random.sample(range(experts), top_k) for _ in range(tokens)], dtype=torch.int32)
             if step % 3 == 0:  # as an engine pads a step to the size of a graph
@@ -74,15 +90,20 @@ def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, objec
             for expert, row in zip(ids.flatten().tolist(), rows.tolist(), strict=True):
                 if expert < 0:
                     wrong += [f"step {step}, layer {layer}: row of padding"] if row != NOT_RESIDENT else []
-                elif not torch.equal(layers.bytes_at(layer, row), layers.stores[layer].rows[expert]):
+                elif not layers.holds(layer, row, expert):
                     wrong.append(f"step {step}, layer {layer}: bytes of expert {expert}")
             if pager.rows_of(ids.flatten()).tolist() != rows.tolist():
                 wrong.append(f"step {step}, layer {layer}: rows of blocks")
+            others = set(range(experts)) - set(resident.slot_of) - set(plan.direct)
+            homes = layers.state.home_row_of[layer]
+            if any(layers.state.row_of[layer, expert] != homes[expert] for expert in others):
+                wrong.append(f"step {step}, layer {layer}: rows of experts that were not needed")
     layers.state.refresh_mirror()
     totals = [pager.totals() for pager in layers.pagers]
     return {
         "wrong": wrong,
         "direct": direct,
+        "contiguous": all(tensor.is_contiguous() for tensor in layers.arena.tensors.values()),
         "faults": [faults, [total["faults"] for total in totals]],
         "evictions": [evictions, [total["evictions"] for total in totals]],
         "steps": [total["steps"] for total in totals],
@@ -90,10 +111,30 @@ def replay(experts: int, slots: int, top_k: int, tokens: int) -> dict[str, objec
     }
 
 
-def stream(slots: int, *, warm: bool) -> dict[str, object]:
+@given(
+    tensors=st.dictionaries(
+        st.sampled_from("abcdef"),
+        st.tuples(
+            st.lists(st.integers(1, 40), max_size=2).map(tuple),
+            st.sampled_from([torch.int32, torch.float32, torch.int64]),
+        ),
+        min_size=1,
+    ),
+    slots=st.integers(1, 8),
+    tokens=st.integers(1, 3),
+)
+@settings(max_examples=8, derandomize=True, deadline=None, database=None)
+def replay_layout(tensors, slots: int, tokens: int) -> None:
+    """A planar arena of any layout; fails at the first difference."""
+    report = replay(8, slots, 3, tokens, tensors, planar=True, steps=6)
+    assert report["wrong"] == []
+    assert report["contiguous"]
+
+
+def stream(slots: int, *, warm: bool, planar: bool) -> dict[str, object]:
     """A prefill that needs every expert: what its waves hold, and what the page tables say before and after."""
     experts = 16
-    layers = Layers(experts, slots)
+    layers = Layers(experts, slots, QUANTISED if planar else WEIGHTS, planar=planar)
     if warm:
         for pager in layers.pagers:
             pager.page(torch.arange(slots, dtype=torch.int32)[None])
@@ -109,14 +150,11 @@ def stream(slots: int, *, warm: bool) -> dict[str, object]:
                 if row == NOT_RESIDENT:
                     continue
                 computed.append(expert)
-                wrong += not torch.equal(layers.bytes_at(layer, row), layers.stores[layer].rows[expert])
+                wrong += not layers.holds(layer, row, expert)
         seen.append(sorted(computed))
-    for layer, store in enumerate(layers.stores):
+    for layer in range(LAYERS):
         for expert, slot in enumerate(layers.state.slot_of[layer].tolist()):
-            if slot >= 0:
-                wrong += not torch.equal(
-                    layers.arena.rows[layers.arena.shape.slot_row(layer, slot)], store.rows[expert]
-                )
+            wrong += slot >= 0 and not layers.holds(layer, layers.arena.shape.slot_row(layer, slot), expert)
     layers.state.refresh_mirror()
     return {
         "seen": seen,
@@ -131,11 +169,15 @@ def main(results: str) -> None:
     """Run all cases."""
     random.seed(0)
     torch.manual_seed(0)
+    replay_layout()
     report = {
-        "replays": [replay(*shape) for shape in SHAPES],
-        "cold": stream(5, warm=False),
-        "warm": stream(5, warm=True),
-        "all": stream(16, warm=False),
+        name: {
+            "replays": [replay(*shape, tensors, planar=planar) for shape in SHAPES],
+            "cold": stream(5, warm=False, planar=planar),
+            "warm": stream(5, warm=True, planar=planar),
+            "all": stream(16, warm=False, planar=planar),
+        }
+        for name, planar, tensors in (("interleaved", False, WEIGHTS), ("planar", True, QUANTISED))
     }
     Path(results).write_text(json.dumps(report))
 

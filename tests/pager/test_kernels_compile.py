@@ -19,30 +19,44 @@ capability = int(sys.argv[1])
 state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64", "num_experts": "i32"}
 arguments = {
     "ids": "*i32", "count": "i32", "choice_rows": "*i64", "row_of": "*i64", "store": "*i32", "arena": "*i32",
-    "first_row": "i32", "row_stride": "i32", "direct_row": "i64", "slots": "i32", **state,
+    "segments": "*i64", "first_row": "i32", "row_stride": "i32", "direct_row": "i64", "slots": "i32", **state,
 }
 touch = {"needed_flags": "*i32", "moved": "i32", "waves": "i32", **state}
+copies = {"experts": "*i64", "rows": "*i64", "store": "*i32", "segments": "*i64"}
 look_up = {"experts": "*i32", "rows": "*i64", "count": "i32", "row_of": "*i64", "num_experts": "i32"}
-large = {"CHUNK": 16, "EXPERTS": 128, "ROW_WORDS": 2359296, "BLOCK": 4096}
-odd = {"CHUNK": 16, "EXPERTS": 64, "ROW_WORDS": 15361, "BLOCK": 4096}
-ones = {"row_stride": 1, "count": 1, "CHUNK": 16, "EXPERTS": 8, "ROW_WORDS": 4096, "BLOCK": 4096}
+interleaved = {"CHUNK": 16, "BLOCK": 4096, "segments": None, "SEGMENTS": 0, "WIDE": 0}
+planar = {"CHUNK": 16, "BLOCK": 4096, "arena": None, "direct_row": None}
+large = {"EXPERTS": 128, "ROW_WORDS": 2359296, **interleaved}
+odd = {"EXPERTS": 64, "ROW_WORDS": 15361, **interleaved}
+ones = {"row_stride": 1, "count": 1, "EXPERTS": 8, "ROW_WORDS": 4096, **interleaved}
+spread = {"ROW_WORDS": 1179648, "SEGMENTS": 12, "WIDE": 8}
 cases = [
     ("decide_and_gather", arguments, large),
     ("decide_and_gather", arguments, odd),
     ("decide_and_gather", arguments, ones),
+    ("decide_and_gather", arguments, {"EXPERTS": 128, **spread, **planar}),
+    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "SEGMENTS": 2, "WIDE": 2, **planar}),
+    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "SEGMENTS": 1, "WIDE": 0, **planar}),
+    ("copy_experts", copies, {"BLOCK": 4096, **spread}),
     ("touch", touch, {"EXPERTS": 128}),
     ("touch", touch, {"waves": 1, "EXPERTS": 128}),
     ("look_up", look_up, {"BLOCK": 1024}),
 ]
-sizes = []
+sizes, whole = [], []
 for name, signature, constants in cases:
     kernel = getattr(device_kernels, name)
     signature = {argument: signature.get(argument) for argument in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, (argument, type) in enumerate(signature.items())
+        if type.startswith("*") and argument != "choice_rows"
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 4})
     sizes.append(len(compiled.asm["ptx"]))
-print(json.dumps(sizes))
+    whole.append("ld.global.v4.b32" in compiled.asm["ptx"] and "st.global.v4.b32" in compiled.asm["ptx"])
+print(json.dumps({"names": [name for name, *_ in cases], "sizes": sizes, "whole": whole}))
 """
 
 
@@ -53,6 +67,8 @@ def test_every_kernel_compiles(capability, tmp_path):
     command = [sys.executable, script, str(capability)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    sizes = json.loads(done.stdout.splitlines()[-1])
-    assert len(sizes) == 6
-    assert min(sizes) > 1000
+    compiled = json.loads(done.stdout.splitlines()[-1])
+    assert min(compiled["sizes"]) > 1000
+    copying = ("decide_and_gather", "copy_experts")
+    quick = [whole for name, whole in zip(compiled["names"], compiled["whole"], strict=True) if name in copying]
+    assert quick == [True, False, True, True, True, False, True]  # copied 16 bytes at a time, where they divide so

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import triton
 
+from wisp.errors import WorkingSetTooLargeError
 from wisp.pager import device_kernels
 from wisp.pager.arena import Arena
 from wisp.pager.store import HostStore
@@ -23,14 +24,14 @@ PROGRAMS = 16
 class DeviceState:
     """The page tables of all layers on the device, and totals that the host can read without waiting."""
 
-    def __init__(self, num_experts: int, direct_rows: Sequence[int], device: torch.device) -> None:
-        """`direct_rows`: for each layer the arena row of its backing store's expert 0."""
-        layers = len(direct_rows)
+    def __init__(self, arena: Arena, stores: Sequence[HostStore]) -> None:
+        """One table for each of these stores, whose layers share the arena."""
+        layers, num_experts, device = len(stores), stores[0].num_experts, arena.device
         self.num_experts, self.device = num_experts, device
         self.slot_of = torch.full((layers, num_experts), NOT_RESIDENT, dtype=torch.int32, device=device)
-        first = torch.tensor(direct_rows, dtype=torch.int64, device=device)
-        self._direct = first[:, None] + torch.arange(num_experts, dtype=torch.int64, device=device)
-        self.row_of = self._direct.clone()
+        self.home_row_of = torch.stack([arena.home_rows(store) for store in stores]).to(device)
+        """int64 [layers, experts]: the row of an expert without a slot."""
+        self.row_of = self.home_row_of.clone()
         self.last_used = torch.zeros((layers, num_experts), dtype=torch.int64, device=device)
         self.fields = torch.zeros((layers, device_kernels.FIELDS), dtype=torch.int64, device=device)
         self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
@@ -44,7 +45,7 @@ class DeviceState:
     def reset(self) -> None:
         """Evict everything and count from zero, as after an engine's warm-up."""
         self.slot_of.fill_(NOT_RESIDENT)
-        self.row_of.copy_(self._direct)
+        self.row_of.copy_(self.home_row_of)
         for counted in (self.last_used, self.fields):
             counted.zero_()
         if self.device.type == "cuda":
@@ -75,16 +76,23 @@ class DevicePager:
         self._state = state
         self._padded = triton.next_power_of_2(store.num_experts)
         self._store_words = device_view((store.rows if source is None else source).view(torch.int32), arena.device)
-        self._arena_words = arena.rows.view(torch.int32)
+        self._arena_words = None if arena.planar else arena.rows.view(torch.int32)
+        self._direct_row = None if arena.planar else arena.direct_row(store)
 
     def page(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """Make the experts of `topk_ids` [tokens, k] resident, as many as there are slots; no synchronisation.
 
-        Returns int64 [tokens * k]: the arena row of each choice. An expert beyond the slots has a row of the store.
+        Returns int64 [tokens * k]: the arena row of each choice. An expert beyond the slots has a row of the store,
+        in a planar arena an overflow row, which is its own until the next step of any layer.
+
+        Raises:
+            WorkingSetTooLargeError: the step could need more experts than a planar arena has room for.
         """
         ids = topk_ids.reshape(-1)
         choice_rows = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
-        state, shape = self._state, self.arena.shape
+        state, shape, segments = self._state, self.arena.shape, self.arena.segments
+        if segments is not None:
+            self._check_overflow(ids.numel())
         device_kernels.decide_and_gather[(self._programs(),)](
             ids,
             ids.numel(),
@@ -96,17 +104,35 @@ class DevicePager:
             state.mirror_on_device[self.layer],
             self._store_words,
             self._arena_words,
+            None if segments is None else segments.table,
             shape.slot_row(self.layer, 0),
             shape.layers,
-            self.arena.direct_row(self.store),
+            self._direct_row,
             self.num_experts,
             shape.slots,
             CHUNK=CHUNK,
             EXPERTS=self._padded,
             ROW_WORDS=self._store_words.shape[1],
+            SEGMENTS=0 if segments is None else len(segments),
+            WIDE=0 if segments is None else segments.wide,
             BLOCK=BLOCK_WORDS,
         )
         return choice_rows
+
+    def copy(self, experts: torch.Tensor, rows: torch.Tensor) -> None:
+        """Copy experts[i] of the store to rows[i] of a planar arena (int64, on the device); no synchronisation."""
+        segments = self.arena.segments
+        assert segments is not None, "an interleaved row is one copy, which needs no kernel"
+        device_kernels.copy_experts[(self._programs(), experts.numel())](
+            experts,
+            rows,
+            self._store_words,
+            segments.table,
+            ROW_WORDS=self._store_words.shape[1],
+            SEGMENTS=len(segments),
+            WIDE=segments.wide,
+            BLOCK=BLOCK_WORDS,
+        )
 
     def rows_of(self, experts: torch.Tensor, row_of: torch.Tensor | None = None) -> torch.Tensor:
         """The arena row of each expert id, int64, -1 for what is no expert; by the page table, or by `row_of`."""
@@ -149,6 +175,12 @@ class DevicePager:
             "waves": waves,
             "copy_seconds": bytes_moved / self.link_bytes_per_second,
         }
+
+    def _check_overflow(self, choices: int) -> None:
+        need, slots = min(self.num_experts, choices), self.arena.shape.slots
+        room = slots + self.arena.shape.staging_rows
+        if need > room:
+            raise WorkingSetTooLargeError(need, room, why=f"a step of {choices} choices of experts")
 
     def _programs(self) -> int:
         return PROGRAMS if self.arena.device.type == "cuda" else 1

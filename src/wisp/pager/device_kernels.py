@@ -7,8 +7,12 @@ The state of a layer, by expert (`experts` entries each):
 and int64 `fields`, see below. Residents fill the slots from the lowest up, so their number says which slots are
 free. Victims are those of `ResidentSet` with LRU: the longest unused first, and of one step the higher id.
 
-A row is an index into the arena in units of one expert. The backing store's rows are reached by indices beyond the
-arena's end (host and device share one address space), so an engine's kernel can read an expert where it lies.
+A row is an index into the arena in units of one expert. In an interleaved arena (`SEGMENTS` = 0) the backing store's
+rows are reached by indices beyond the arena's end (host and device share one address space), so an engine's kernel can
+read an expert where it lies. In a planar one every tensor is a region of its own, [rows, ...], and what a step needs
+beyond the slots is copied to overflow rows, the arena's first, which the next layer's step may overwrite. `segments`
+says where the tensors go, int64 [SEGMENTS, 3]: the word of the store's row, words, and address of the region; the first
+`WIDE` are multiples of four words.
 """
 
 import triton
@@ -56,6 +60,31 @@ def _copy_share(source, target, program, programs, ROW_WORDS: tl.constexpr, BLOC
 
 
 @triton.jit
+def _copy_segment(source, segments, index, row, program, programs, ALIGNED_WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's blocks of one tensor of an expert, whose length is a multiple of ALIGNED_WORDS."""
+    at = tl.multiple_of(tl.load(segments + index * 3), 4)
+    words = tl.multiple_of(tl.load(segments + index * 3 + 1), ALIGNED_WORDS)
+    address = tl.load(segments + index * 3 + 2)
+    region = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)  # of the integer it would be lost in the cast
+    word = tl.arange(0, BLOCK)
+    for block in range(program, tl.cdiv(words, BLOCK), programs):
+        place = block * BLOCK + word
+        values = tl.load(source + at + place, mask=place < words)
+        tl.store(region + row * words + place, values, mask=place < words)
+
+
+@triton.jit
+def _spread_share(
+    source, segments, row, turn, programs, SEGMENTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
+):
+    """This program's share of one expert: from its row of the store to row `row` of every region."""
+    for index in range(0, WIDE):
+        _copy_segment(source, segments, index, row, (turn + index) % programs, programs, 4, BLOCK)
+    for index in range(WIDE, SEGMENTS):
+        _copy_segment(source, segments, index, row, (turn + index) % programs, programs, 1, BLOCK)
+
+
+@triton.jit
 def _count(fields, mirror, hosts_turn, step, references, faults, evictions, moved, waves):
     """Add one step to the totals, and show them to the host if it is its turn."""
     references += tl.load(fields + REFERENCES)
@@ -90,6 +119,7 @@ def decide_and_gather(
     mirror,
     store,
     arena,
+    segments,
     first_row,
     row_stride,
     direct_row,
@@ -98,13 +128,16 @@ def decide_and_gather(
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROW_WORDS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Make the experts that `ids` names resident as far as there are slots, and copy their bytes.
 
-    `store` [experts, ROW_WORDS] and `arena` [rows, ROW_WORDS] are int32; slot s of the layer is row
-    first_row + s * row_stride, expert e of the store is row direct_row + e. Missing experts, ascending, get the free
-    slots, then victims' slots; those beyond the slots stay in the store. choice_rows[i] = row of expert ids[i].
+    `store` [experts, ROW_WORDS] is int32, and so is `arena` [rows, ROW_WORDS] where it is interleaved; where it is
+    planar, `segments` stands in its place. Slot s of the layer is row first_row + s * row_stride. Missing experts,
+    ascending, get the free slots, then victims' slots. Those beyond the slots stay in the store, where expert e is row
+    direct_row + e, or get the overflow rows from 0 up. choice_rows[i] = row of expert ids[i].
     `mirror` (host memory) gets a copy of `fields`, for the host to read at any time: after a load, and every so often
     besides. A launch that writes to the host ends only when the write has crossed the link, about a microsecond.
 
@@ -146,12 +179,26 @@ def decide_and_gather(
             source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
             target_row = first_row + target.to(tl.int64) * row_stride
             turn = (program + load) % programs  # the first blocks go to another program each time
-            _copy_share(
-                store + source_row * ROW_WORDS, arena + target_row * ROW_WORDS, turn, programs, ROW_WORDS, BLOCK
-            )
+            source = store + source_row * ROW_WORDS
+            if SEGMENTS > 0:
+                _spread_share(source, segments, target_row, turn, programs, SEGMENTS, WIDE, BLOCK)
+            else:
+                _copy_share(source, arena + target_row * ROW_WORDS, turn, programs, ROW_WORDS, BLOCK)
+    if SEGMENTS > 0:
+        overflow = (tl.cumsum(missing.to(tl.int32), axis=0) - 1 - loads).to(tl.int64)
+        for extra in range(0, faults - loads):
+            comes = missing & (overflow == extra)
+            source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
+            turn = (program + loads + extra) % programs
+            source = store + source_row * ROW_WORDS
+            _spread_share(source, segments, extra, turn, programs, SEGMENTS, WIDE, BLOCK)
     if writes:
         step = tl.load(fields + CLOCK) + 1
-        row = tl.where(new >= 0, first_row + new.to(tl.int64) * row_stride, direct_row + expert.to(tl.int64))
+        row = first_row + new.to(tl.int64) * row_stride
+        if SEGMENTS > 0:
+            row = tl.where(new >= 0, row, tl.where(missing, overflow, -1))
+        else:
+            row = tl.where(new >= 0, row, direct_row + expert.to(tl.int64))
         tl.store(slot_of + expert, new, mask=real)
         tl.store(row_of + expert, row, mask=real)
         tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
@@ -164,6 +211,24 @@ def decide_and_gather(
         hosts_turn = (loads > 0) | (step % MIRROR_EVERY == 0)
         _count(fields, mirror, hosts_turn, step, references, faults, evictions, faults, 1)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
+
+
+@triton.jit
+def copy_experts(
+    experts,
+    rows,
+    store,
+    segments,
+    ROW_WORDS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Copy expert experts[i] of the store to row rows[i] of a planar arena, for each program_id(1) an i; int64 both."""
+    place = tl.program_id(1)
+    source = store + tl.load(experts + place) * ROW_WORDS
+    row = tl.load(rows + place)
+    _spread_share(source, segments, row, tl.program_id(0), tl.num_programs(0), SEGMENTS, WIDE, BLOCK)
 
 
 @triton.jit

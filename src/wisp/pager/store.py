@@ -1,6 +1,7 @@
 """Backing store: the master copy of one layer's experts, in host memory."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -55,30 +56,44 @@ class HostStore:
         return self.rows.numel()
 
 
+@dataclass(frozen=True)
+class RowPart:
+    """One tensor of an expert within its row."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    start: int
+    """Its first byte."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its bytes, without padding."""
+        return prod(self.shape) * self.dtype.itemsize
+
+
 class RowLayout:
     """Where the tensors of an expert lie within its row."""
 
     def __init__(self, tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> None:
         """`tensors`: name -> (shape of one expert's tensor, type)."""
-        self._tensors = dict(tensors)
-        self.signature = tuple(self._tensors.items())
+        self.signature = tuple(tensors.items())
         """Equal for layouts that are alike: names, shapes and types in order."""
-        self._starts: dict[str, int] = {}
+        parts: list[RowPart] = []
         end = 0
-        for name, (shape, dtype) in self._tensors.items():
-            self._starts[name] = end
-            end += _round_up(prod(shape) * dtype.itemsize, TENSOR_ALIGNMENT)
+        for name, (shape, dtype) in self.signature:
+            parts.append(RowPart(name, shape, dtype, end))
+            end += _round_up(parts[-1].nbytes, TENSOR_ALIGNMENT)
+        self.parts = tuple(parts)
         self.row_bytes = _round_up(end, ROW_ALIGNMENT)
-        self.expert_bytes = sum(prod(shape) * dtype.itemsize for shape, dtype in self._tensors.values())
+        self.expert_bytes = sum(part.nbytes for part in parts)
 
     def views(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors in `rows` (uint8 [n, row_bytes]): [n, ...] each, rows apart from one another."""
-        views = {}
-        for name, (shape, dtype) in self._tensors.items():
-            start = self._starts[name]
-            flat = rows[:, start : start + prod(shape) * dtype.itemsize].view(dtype)
-            views[name] = flat.view(rows.shape[0], *shape)
-        return views
+        return {
+            part.name: rows[:, part.start : part.start + part.nbytes].view(part.dtype).view(rows.shape[0], *part.shape)
+            for part in self.parts
+        }
 
 
 def _round_up(nbytes: int, multiple: int) -> int:

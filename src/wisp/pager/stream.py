@@ -47,6 +47,8 @@ class _Step:
     of_layer: list[range]
     row_of: torch.Tensor
     """int64 [groups, experts]: the row of each expert of a group, -1 for others."""
+    pairs: torch.Tensor
+    """int64 [groups, 2, experts of a group]: which expert goes to which row; padded."""
     filled_slot_of: torch.Tensor
     filled_row_of: torch.Tensor
     """The page tables once the free slots are filled: [layers, experts]."""
@@ -63,7 +65,7 @@ class ExpertStream:
         self._on_gpu = self._arena.device.type == "cuda"
         self._copies = torch.cuda.Stream(self._arena.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
         nothing = torch.empty(0, device=self._arena.device)
-        self._step = _Step([], [], nothing, nothing, nothing)
+        self._step = _Step([], [], nothing, nothing, nothing, nothing)
         self._next_layer = 0
 
     def waves(self, layer: int, topk_ids: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -107,7 +109,7 @@ class ExpertStream:
         """Look at the page tables (the one synchronisation of the step) and lay out the copies."""
         self._give_up()  # what an unfinished step may still be copying
         slot_of = self._state.slot_of.cpu().clone()
-        row_of = self._state.row_of.cpu().clone()
+        row_of = torch.where(self._state.slot_of >= 0, self._state.row_of, self._state.home_row_of).cpu()
         groups: list[_Group] = []
         of_layer: list[range] = []
         for layer in range(self._arena.shape.layers):
@@ -117,8 +119,12 @@ class ExpertStream:
         tables = torch.full((len(groups), self._state.num_experts), NOT_RESIDENT, dtype=torch.int64)
         for table, group in zip(tables, groups, strict=True):
             table[list(group.experts)] = torch.tensor(group.rows)
+        size = self.shape.group_experts + self.shape.group_experts % 2  # aligned alike in every group
+        pairs = torch.zeros((len(groups), 2, size), dtype=torch.int64)
+        for pair, group in zip(pairs, groups, strict=True):
+            pair[:, : len(group.experts)] = torch.tensor((group.experts, group.rows))
         device = self._arena.device
-        self._step = _Step(groups, of_layer, tables.to(device), slot_of.to(device), row_of.to(device))
+        self._step = _Step(groups, of_layer, tables.to(device), pairs.to(device), slot_of.to(device), row_of.to(device))
         self._step.consumed = [None] * len(groups)
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream())
@@ -144,19 +150,25 @@ class ExpertStream:
             group = step.groups[step.issued]
             before = step.issued - self.shape.groups
             if self._copies is None:
-                self._copy(group)
+                self._copy(step.issued)
             else:
                 with torch.cuda.stream(self._copies):
                     if before >= 0:
                         freed = step.consumed[before]
                         assert freed is not None, "rows are copied into again only once they were computed"
                         self._copies.wait_event(freed)
-                    self._copy(group)
+                    self._copy(step.issued)
                     group.ready = self._record()
             step.issued += 1
 
-    def _copy(self, group: _Group) -> None:
-        source, target = self._pagers[group.layer].store.rows, self._arena.rows
+    def _copy(self, index: int) -> None:
+        group = self._step.groups[index]
+        pager, count = self._pagers[group.layer], len(group.experts)
+        if self._arena.planar:  # as many copies as an expert has tensors would each be too small for the copy engine
+            experts, rows = self._step.pairs[index]
+            pager.copy(experts[:count], rows[:count])
+            return
+        source, target = pager.store.rows, self._arena.rows
         for expert, row in zip(group.experts, group.rows, strict=True):
             target[row].copy_(source[expert], non_blocking=True)
 

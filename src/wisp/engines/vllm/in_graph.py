@@ -11,18 +11,34 @@ from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager, DeviceState
 from wisp.pager.store import HostStore
 from wisp.pager.stream import ExpertStream, StreamShape
-from wisp.staging import GROUPS, group_experts
+from wisp.staging import GROUPS, group_experts, staging_rows
 
 
 class InGraphPaging:
     """The arena, the page tables and the stream of one worker; `pagers[i]` pages its layer i."""
 
-    def __init__(self, stores: Sequence[HostStore], slots: int, device: torch.device, *, broken: bool = False) -> None:
-        """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes."""
-        staging = StreamShape(group_experts(stores[0].layout.row_bytes), GROUPS)
-        shape = ArenaShape(len(stores), slots, staging.rows)
-        self.arena = Arena(shape, stores[0].layout, device)
-        self.state = DeviceState(stores[0].num_experts, [self.arena.direct_row(store) for store in stores], device)
+    def __init__(
+        self,
+        stores: Sequence[HostStore],
+        slots: int,
+        device: torch.device,
+        *,
+        planar: bool = False,
+        graph_choices: int | None = None,
+        broken: bool = False,
+    ) -> None:
+        """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes.
+
+        `planar` makes every tensor contiguous, for kernels that take no stride between experts. The overflow of the
+        widest step that is decided in place then needs rows of its own: of a step of `graph_choices` tokens times
+        top-k, or by default of one that needs every expert.
+        """
+        layout, experts = stores[0].layout, stores[0].num_experts
+        staging = StreamShape(group_experts(layout.row_bytes), GROUPS)
+        widest = experts if graph_choices is None else min(experts, graph_choices)
+        rows = staging_rows(layout.row_bytes, overflow=widest - slots if planar else 0)
+        self.arena = Arena(ArenaShape(len(stores), slots, rows), layout, device, planar=planar)
+        self.state = DeviceState(self.arena, stores)
         link = self.arena.link_bytes_per_second(stores[0])
         self.pagers = [
             DevicePager(

@@ -122,14 +122,14 @@ def device_tables(layers: Sequence[str], paging: InGraphPaging) -> Iterator[Page
     for pager, slots, rows in zip(paging.pagers, slot_table, row_table, strict=True):
         slot_of = {expert: slot for expert, slot in enumerate(slots) if slot >= 0}
         of_slot = [arena.shape.slot_row(pager.layer, slot) for slot in range(arena.shape.slots)]
-        in_store = arena.direct_row(pager.store)
-        right_rows = {expert: in_store + expert for expert in range(state.num_experts)}
-        right_rows |= {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
+        # a planar arena has no right row for the others: they may have passed through in the last step
+        homes = {} if arena.planar else dict(enumerate(arena.home_rows(pager.store).tolist()))
+        right_rows = homes | {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
         yield PagedTable(
             layers[pager.layer],
             arena.shape.slots,
             slot_of,
-            [([arena.rows[row] for row in of_slot], pager.store.rows)],
+            [([by_row[row] for row in of_slot], pager.store.tensors[name]) for name, by_row in arena.tensors.items()],
             kernel_finds=dict(enumerate(rows)),
             kernel_should_find=right_rows,
         )
