@@ -6,21 +6,23 @@ python arm.py --arm wisp --budget-gib 32
 import argparse
 import json
 import os
-import statistics as stats
+import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] = "wisp_trace"
 
+import dummy_weights
 import torch
+from measured_engine import GIB, decode, first_token, host_peak_gib, link_rate
 from routing import STRATEGY, Locality, TraceRouting, describe, generate
-from vllm import EngineArgs, SamplingParams
+from vllm import EngineArgs
 from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine.llm_engine import LLMEngine
 
-GIB = 2**30
 LAYERS, EXPERTS, TOP_K, EXPERT_BYTES = 48, 128, 8, 3 * 2048 * 768 * 2
 SLOT_GIB = LAYERS * EXPERT_BYTES / GIB
 KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
@@ -28,16 +30,6 @@ FIXED_GIB = 3.1 + 1.9
 """Weights that are not experts, and what CUDA, workspaces and graphs take."""
 STREAMS = 8
 WARM_STEPS, MEASURED_STEPS = 64, 128
-
-
-def fast_dummy(param: torch.Tensor, *_args: object, **_kwargs: object) -> None:
-    """Random values by the GPU: the stock initialiser fills host memory at a tenth of the speed."""
-    if not torch.is_floating_point(param):
-        return
-    piece = torch.empty(param.shape[1:] if param.ndim > 2 else param.shape, dtype=param.dtype, device="cuda")
-    for target in param.data if param.ndim > 2 else (param.data,):
-        target.copy_(piece.uniform_(-1e-3, 1e-3), non_blocking=True)
-    torch.cuda.synchronize()
 
 
 def expert_gib(options: argparse.Namespace) -> float:
@@ -74,80 +66,6 @@ def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
     return args, EXPERTS if options.arm == "vllm-resident" else slots
 
 
-def link_rate() -> float:
-    """Bytes a second of a page-locked copy to the device."""
-    source = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
-    target = torch.empty_like(source, device="cuda")
-    seconds = []
-    for _ in range(4):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        target.copy_(source, non_blocking=True)
-        end.record()
-        end.synchronize()
-        seconds.append(start.elapsed_time(end) / 1e3)
-    return source.numel() / min(seconds)
-
-
-def moved_bytes(engine: LLMEngine) -> float:
-    """What paging has read from host memory so far; 0 without it."""
-    from wisp.engines.vllm import counter_files
-    from wisp.engines.vllm.paging import publish_all
-    from wisp.pager.counters import Counters
-
-    publish_all()
-    files = counter_files.of_engine(engine.vllm_config.instance_id)
-    return sum(Counters.open(file).total()["bytes_moved"] for file in files)
-
-
-def decode(engine: LLMEngine, batch: int) -> dict[str, float]:
-    """Seconds and bytes of a decode step with `batch` streams."""
-    tokens = WARM_STEPS + MEASURED_STEPS + 8
-    params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    for stream in range(batch):
-        engine.add_request(f"d{batch}-{stream}", {"prompt_token_ids": [7 + stream] * 16}, params)
-    seconds, done, moved = [], 0, 0.0
-    while engine.has_unfinished_requests():
-        start = time.perf_counter()
-        engine.step()
-        seconds.append(time.perf_counter() - start)
-        done += 1
-        if done == WARM_STEPS:
-            moved = moved_bytes(engine)
-        if done == WARM_STEPS + MEASURED_STEPS:
-            moved = moved_bytes(engine) - moved
-    window = seconds[WARM_STEPS : WARM_STEPS + MEASURED_STEPS]
-    mean = stats.fmean(window)
-    return {
-        "step_s": mean,
-        "step_median_s": stats.median(window),
-        "decode_tok_s": batch / mean,
-        "moved_gib_a_step": moved / MEASURED_STEPS / GIB,
-    }
-
-
-def first_token(engine: LLMEngine, tokens: int) -> float:
-    """Seconds from a prompt of `tokens` to its first token: the second of two prompts."""
-    seconds = 0.0
-    for repeat in range(2):
-        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        engine.add_request(f"p{tokens}-{repeat}", {"prompt_token_ids": list(range(5, 5 + tokens))}, params)
-        while engine.has_unfinished_requests():
-            engine.step()
-        seconds = time.perf_counter() - start
-    return seconds
-
-
-def host_peak_gib() -> float:
-    """Peak resident memory of this process."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) / 2**20
-    return 0.0
-
-
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -160,7 +78,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=4096)
     parser.add_argument("--compile-mode", type=int, default=3)
     options = parser.parse_args()
-    dummy_loader.initialize_single_dummy_weight = fast_dummy
+    dummy_loader.initialize_single_dummy_weight = dummy_weights.fill
     locality = Locality()
     trace = generate(256, LAYERS, STREAMS, EXPERTS, TOP_K, locality)
     RoutingSimulator.register_strategy(STRATEGY, TraceRouting(trace))
@@ -181,7 +99,7 @@ def main() -> None:
         "ttft_s": {},
     }
     for batch in map(int, options.batches.split(",")):
-        result["decode"][batch] = decode(engine, batch)
+        result["decode"][batch] = decode(engine, batch, warm_steps=WARM_STEPS, measured_steps=MEASURED_STEPS)
         print(json.dumps({batch: result["decode"][batch]}), flush=True)
     for tokens in filter(None, options.prompts.split(",")):
         result["ttft_s"][tokens] = first_token(engine, int(tokens))

@@ -82,8 +82,9 @@ class TraceRouting(RoutingStrategy):
     """Routes each step as the trace says; layers are told apart by the order of their calls."""
 
     def __init__(self, trace: NDArray[np.int32]) -> None:
-        self._trace = torch.from_numpy(trace).cuda()
-        self._clock = torch.zeros(1, dtype=torch.int64, device="cuda")
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._trace = torch.from_numpy(trace).to(device)
+        self._clock = torch.zeros(1, dtype=torch.int64, device=device)
         self._calls = 0
 
     def route_tokens(
@@ -93,28 +94,35 @@ class TraceRouting(RoutingStrategy):
         top_k: int,
         indices_type: torch.dtype | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One kernel; inside a CUDA graph the clock advances with every replay."""
-        steps, layers, streams, _ = self._trace.shape
-        layer = self._calls % layers
+        """On a GPU one kernel; inside a CUDA graph the clock advances with every replay."""
+        layer = self._calls % self._trace.shape[1]
         self._calls += 1
         if layer == 0:
             self._clock.add_(1)
-        tokens = hidden_states.shape[0]
-        ids = torch.empty((tokens, top_k), dtype=indices_type or torch.int32, device=hidden_states.device)
-        _replay[(tokens,)](
-            self._trace,
-            self._clock,
-            ids,
-            tokens,
-            layer,
-            steps,
-            layers,
-            streams,
-            TOP_K=top_k,
-            PADDED=triton.next_power_of_2(top_k),
-        )
-        weights = torch.full((tokens, top_k), 1.0 / top_k, dtype=torch.float32, device=hidden_states.device)
+        tokens, device = hidden_states.shape[0], hidden_states.device
+        ids = torch.empty((tokens, top_k), dtype=indices_type or torch.int32, device=device)
+        if device.type == "cuda":
+            self._launch(ids, layer)
+        else:
+            ids.copy_(self._look_up(tokens, layer))
+        weights = torch.full((tokens, top_k), 1.0 / top_k, dtype=torch.float32, device=device)
         return weights, ids
+
+    def _launch(self, ids: torch.Tensor, layer: int) -> None:
+        steps, layers, streams, _ = self._trace.shape
+        tokens, top_k = ids.shape
+        padded = triton.next_power_of_2(top_k)
+        _replay[(tokens,)](
+            self._trace, self._clock, ids, tokens, layer, steps, layers, streams, TOP_K=top_k, PADDED=padded
+        )
+
+    def _look_up(self, tokens: int, layer: int) -> torch.Tensor:
+        """What `_replay` writes, without a GPU."""
+        steps, _, streams, _ = self._trace.shape
+        order = torch.arange(tokens)
+        if tokens <= streams:
+            return self._trace[int(self._clock) % steps, layer, order]
+        return self._trace[(int(self._clock) + order) % steps, layer, 0]
 
 
 def describe(locality: Locality, ids: NDArray[np.int32]) -> dict[str, object]:
