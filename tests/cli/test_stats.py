@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
@@ -15,9 +16,9 @@ FACTS = PoolFacts(num_experts=16, expert_slots=8, expert_bytes=3 << 20, kernel="
 LAYERS = ("model.layers.0.mlp.experts", "model.layers.1.mlp.experts")
 
 
-def write_counters(path, *, layers=LAYERS, page_locked=True):
+def write_counters(path, *, layers=LAYERS, page_locked=True, facts=FACTS):
     """What a worker writes: numbers that differ by layer."""
-    counters = Counters(FACTS, capacity=len(layers), path=path)
+    counters = Counters(facts, capacity=len(layers), path=path)
     for index, name in enumerate(layers):
         counters.add_layer(name, page_locked=page_locked)
         counters.add(
@@ -93,6 +94,8 @@ def test_totals_are_the_sums_over_the_layers(wisp, counters_file):
         "expert_slots": 8.0,
         "expert_bytes": 3.0 * (1 << 20),
         "page_locked": 1.0,
+        "expert_ranks": 1.0,
+        "engine_ranks": 1.0,
         "ranks": 1,
         "kernel": "TritonExperts",
         "device": "cuda",
@@ -108,6 +111,37 @@ def test_ranks_add_bytes_and_share_faults(wisp, tmp_path):
     assert told["total"]["faults"] == 20.0
     assert told["total"]["bytes_moved"] == 40.0 * FACTS.expert_bytes
     assert told["pool"]["ranks"] == 2
+
+
+def test_ranks_that_divide_the_experts_add_their_faults(wisp, tmp_path):
+    paths = [tmp_path / f"1-engine-rank{rank}.counters" for rank in (0, 1)]
+    for path in paths:
+        write_counters(path, facts=replace(FACTS, expert_ranks=2, engine_ranks=2))
+    with serving(metrics_text(*paths)) as url:
+        told = json.loads(wisp("stats", url, "--json").out)
+        text = wisp("stats", url).out
+    assert (told["total"]["references"], told["total"]["faults"]) == (240.0, 40.0)
+    assert told["total"]["steps"] == 20.0
+    assert "8 of 16 experts resident on each of 2 ranks in each of 2 layers" in text
+
+
+def test_stages_add_their_layers(wisp, tmp_path):
+    paths = [tmp_path / f"1-engine-rank{rank}.counters" for rank in (0, 1)]
+    facts = replace(FACTS, engine_ranks=2)
+    write_counters(paths[0], facts=facts)
+    write_counters(paths[1], facts=facts, layers=[name.replace("layers.", "layers.1") for name in LAYERS])
+    with serving(metrics_text(*paths)) as url:
+        told = json.loads(wisp("stats", url, "--json").out)
+    assert (told["total"]["references"], told["total"]["steps"]) == (240.0, 40.0)
+    assert told["pool"]["layers"] == len(told["layers"]) == 4.0
+
+
+def test_ranks_whose_counters_are_elsewhere_are_told_of(wisp, tmp_path):
+    path = tmp_path / "1-engine-rank0.counters"
+    write_counters(path, facts=replace(FACTS, engine_ranks=2))
+    with serving(metrics_text(path)) as url:
+        text = " ".join(wisp("stats", url).out.split())
+    assert "1 ranks of 2; the counters of the others are not on the server's machine" in text
 
 
 def test_the_table_shows_totals_and_on_request_layers(wisp, counters_file):

@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from wisp.errors import StatsError
-from wisp.pager.counters import FIELDS, Counters, PoolFacts, hit_ratio, merged
+from wisp.pager.counters import FIELDS, Counters, PoolFacts, hit_ratio, merged, merged_layers
 
 FACTS = PoolFacts(num_experts=16, expert_slots=5, expert_bytes=12288, kernel="K", device="cpu")
 AMOUNTS = {"steps": 1, "references": 4, "faults": 3, "bytes_moved": 3 * 12288, "evictions": 2, "waves": 1}
@@ -18,8 +19,8 @@ def path(tmp_path):
     return tmp_path / "new" / "rank0.counters"
 
 
-def make(path=None, layers=("a", "b")):
-    counters = Counters(FACTS, capacity=4, path=path)
+def make(path=None, layers=("a", "b"), facts=FACTS):
+    counters = Counters(facts, capacity=4, path=path)
     for name in layers:
         counters.add_layer(name, page_locked=True)
     return counters
@@ -136,6 +137,26 @@ def test_tensor_parallel_ranks_page_together_and_move_their_own_bytes():
     second.add(0, **AMOUNTS, copy_seconds=0.75)
     assert merged([first, second]) == {**AMOUNTS, "bytes_moved": 2 * AMOUNTS["bytes_moved"], "copy_seconds": 0.75}
     assert merged([first]) == first.total()
+
+
+def test_ranks_that_divide_the_experts_each_tell_of_their_own():
+    facts = replace(FACTS, expert_ranks=2)
+    first, second = make(facts=facts), make(facts=facts)
+    first.add(0, **AMOUNTS)
+    second.add(0, **{**AMOUNTS, "steps": AMOUNTS["steps"] + 1, "faults": 0.0})
+    total = merged([first, second])
+    assert total["references"] == 2 * AMOUNTS["references"]
+    assert total["faults"] == AMOUNTS["faults"]
+    assert total["steps"] == AMOUNTS["steps"] + 1
+
+
+def test_stages_of_a_pipeline_have_layers_of_their_own():
+    first, second = make(), make()
+    second.layers = tuple(f"later.{name}" for name in second.layers)
+    for part in (first, second):
+        part.add(0, **AMOUNTS)
+    assert merged([first, second]) == {field: 2 * amount for field, amount in first.total().items()}
+    assert list(merged_layers([first, second])) == [*first.layers, *second.layers]
 
 
 def test_the_hit_ratio_is_of_references():

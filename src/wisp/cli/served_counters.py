@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from wisp.engines.vllm.collector import COUNTERS, GAUGES, INFO
 from wisp.errors import StatsError
-from wisp.pager.counters import hit_ratio
+from wisp.pager.counters import hit_ratio, over_ranks
 
 TIMEOUT_SECONDS = 10.0
 
@@ -17,10 +17,11 @@ class ServedCounters:
     """What one scrape says. Fields are named as in `wisp.pager.counters.FIELDS`."""
 
     layers: Mapping[str, Fields]
-    """Layer -> its counters over the tensor-parallel ranks, which page the same experts together."""
+    """Layer -> its counters over the ranks that have it; see `wisp.pager.counters.over_ranks`."""
     facts: Fields
-    """What the pools of one rank are like: layers, experts, expert_slots, expert_bytes, page_locked."""
+    """What the pools of the first rank are like, by the names of `collector.GAUGES`; the layers are those of all."""
     ranks: int
+    """Whose counters these are: all of the engine's on the server's own machine."""
     kernel: str
     device: str
 
@@ -77,21 +78,21 @@ def parse(text: str, source: str) -> ServedCounters:
                 f"the vLLM server at {source} does not page experts; start it with `wisp serve MODEL --expert-slots N`"
             )
         raise StatsError(f"{source}/metrics has no wisp_* metrics; name the server that `wisp serve` runs")
-    layers: dict[str, Fields] = {}
-    for field, description in COUNTERS.items():
-        for sample in families[description.name].samples if description.name in families else ():
-            if not sample.name.endswith("_total"):  # when the series began, which some clients add
-                continue
-            layer = layers.setdefault(sample.labels["layer"], dict.fromkeys(COUNTERS, 0.0))
-            layer[field] = _over_ranks(field, layer[field], sample.value)
     facts = {
         field: families[description.name].samples[0].value if description.name in families else 0.0
         for field, description in GAUGES.items()
     }
+    found: dict[str, dict[str, list[float]]] = {}
+    for field, description in COUNTERS.items():
+        for sample in families[description.name].samples if description.name in families else ():
+            if not sample.name.endswith("_total"):  # when the series began, which some clients add
+                continue
+            found.setdefault(sample.labels["layer"], {}).setdefault(field, []).append(sample.value)
+    divided = facts["expert_ranks"] > 1
+    layers = {
+        name: {field: over_ranks(field, fields.get(field, [0.0]), experts_divided=divided) for field in COUNTERS}
+        for name, fields in found.items()
+    }
+    facts["layers"] = float(len(layers))  # a stage of a pipeline has some of them only
     ranks = families[INFO.name].samples
     return ServedCounters(layers, facts, len(ranks), ranks[0].labels["kernel"], ranks[0].labels["device"])
-
-
-def _over_ranks(field: str, so_far: float, value: float) -> float:
-    """As `wisp.pager.counters.merged`: each rank moves bytes of its own, all other fields tell of the same events."""
-    return so_far + value if field == "bytes_moved" else max(so_far, value)

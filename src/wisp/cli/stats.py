@@ -58,13 +58,16 @@ def table(served: Any, *, with_layers: bool = False, before: Any = None) -> Any:
     from rich.table import Table
 
     facts = served.facts
+    divided = f" on each of {facts['expert_ranks']:.0f} ranks" if facts["expert_ranks"] > 1 else ""
     title = (
-        f"{facts['expert_slots']:.0f} of {facts['experts']:.0f} experts resident in each of {facts['layers']:.0f} "
-        f"layers, {format_bytes(int(facts['expert_bytes']))} an expert"
+        f"{facts['expert_slots']:.0f} of {facts['experts']:.0f} experts resident{divided} in each of "
+        f"{facts['layers']:.0f} layers, {format_bytes(int(facts['expert_bytes']))} an expert"
     )
     locked = "page-locked" if facts["page_locked"] else "NOT page-locked"
     where = served.kernel if served.device == "cpu" else f"{served.kernel}, backing store {locked}"
-    ranks = f", {served.ranks} ranks" if served.ranks > 1 else ""
+    ranks = f", {served.ranks} ranks" if facts["engine_ranks"] > 1 else ""
+    if served.ranks < facts["engine_ranks"]:
+        ranks += f" of {facts['engine_ranks']:.0f}; the counters of the others are not on the server's machine"
     result = Table(
         title=title, box=box.SIMPLE_HEAD, padding=0, pad_edge=False, caption=f"on {served.device} by {where}{ranks}"
     )

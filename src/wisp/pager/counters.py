@@ -25,10 +25,15 @@ class PoolFacts:
     """What does not change while the engine runs."""
 
     num_experts: int
+    """Of a layer, on this rank."""
     expert_slots: int
     expert_bytes: int
     kernel: str
     device: str
+    expert_ranks: int = 1
+    """Ranks among which a layer's experts are divided; 1 where each rank has its share of every expert."""
+    engine_ranks: int = 1
+    """Workers of the engine in all, on whatever machine."""
 
 
 class Counters:
@@ -121,13 +126,33 @@ def hit_ratio(fields: Mapping[str, float]) -> float:
     return 1.0 - fields["faults"] / fields["references"] if fields["references"] else 1.0
 
 
+def over_ranks(field: str, values: Sequence[float], *, experts_divided: bool) -> float:
+    """One field of one layer over the ranks that have the layer.
+
+    Each rank moves bytes of its own. Ranks that share every expert tell of the same references and faults; those
+    among which the experts are divided, each of its own. Steps, waves and seconds are the most of any rank.
+    """
+    own = field == "bytes_moved" or (experts_divided and field in ("references", "faults", "evictions"))
+    return sum(values) if own else max(values)
+
+
+def merged_layers(parts: Sequence[Counters]) -> dict[str, dict[str, float]]:
+    """Layer -> its fields over all ranks, in the order of the layers; a stage of a pipeline has some of them only."""
+    found: dict[str, list[dict[str, float]]] = {}
+    for part in parts:
+        for index, name in enumerate(part.layers):
+            found.setdefault(name, []).append(part.layer(index))
+    divided = any(part.facts.expert_ranks > 1 for part in parts)
+    return {
+        name: {field: over_ranks(field, [rank[field] for rank in ranks], experts_divided=divided) for field in FIELDS}
+        for name, ranks in found.items()
+    }
+
+
 def merged(parts: Sequence[Counters]) -> dict[str, float]:
-    """Totals over tensor-parallel ranks: each moves its own bytes, but they page the same experts together."""
-    totals = [part.total() for part in parts]
-    summed = dict(totals[0])
-    summed["bytes_moved"] = sum(total["bytes_moved"] for total in totals)
-    summed["copy_seconds"] = max(total["copy_seconds"] for total in totals)
-    return summed
+    """The fields over all ranks, summed over the layers."""
+    layers = merged_layers(parts).values()
+    return {field: sum(layer[field] for layer in layers) for field in FIELDS}
 
 
 def _map_rows(path: Path, access: int) -> NDArray[np.float64]:

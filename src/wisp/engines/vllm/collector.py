@@ -33,9 +33,14 @@ COUNTERS: Mapping[str, Description] = {
 
 GAUGES: Mapping[str, Description] = {
     "layers": Description("wisp_layers", "Layers whose experts are paged."),
-    "experts": Description("wisp_experts", "Experts in a layer."),
+    "experts": Description("wisp_experts", "Experts of a layer that this rank has."),
     "expert_slots": Description("wisp_expert_slots", "Experts of a layer that can be resident at a time."),
     "expert_bytes": Description("wisp_expert_bytes", "Bytes of one expert of a layer, on one rank."),
+    "expert_ranks": Description(
+        "wisp_expert_ranks",
+        "Ranks among which a layer's experts are divided; 1 where each has a share of every expert.",
+    ),
+    "engine_ranks": Description("wisp_engine_ranks", "Workers of the engine in all, on this machine and others."),
     "page_locked": Description("wisp_page_locked", "1 if the backing store is page-locked host memory, else 0."),
 }
 """Fact about the pools -> metric, with the label rank."""
@@ -88,5 +93,7 @@ def _facts(counters: Counters) -> dict[str, float]:
         "experts": counters.facts.num_experts,
         "expert_slots": counters.facts.expert_slots,
         "expert_bytes": counters.facts.expert_bytes,
+        "expert_ranks": counters.facts.expert_ranks,
+        "engine_ranks": counters.facts.engine_ranks,
         "page_locked": float(counters.page_locked),
     }

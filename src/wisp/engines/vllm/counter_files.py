@@ -22,8 +22,12 @@ def directory() -> Path:
 
 
 def owned_by_front_end() -> str | None:
-    """The process id of the `wisp serve` that this process belongs to; None under any other command."""
-    return os.environ.get(OWNER_VARIABLE) or None
+    """The process id of the `wisp serve` that this process belongs to; None under any other command.
+
+    None also on another machine than it runs on: Ray hands the environment on to the workers of every machine.
+    """
+    owner = os.environ.get(OWNER_VARIABLE)
+    return owner if owner and _is_alive(owner) else None
 
 
 def path_for(instance_id: str, rank: int) -> Path:
@@ -43,7 +47,7 @@ def of_owner(owner: str) -> list[Path]:
 
 
 def rank_of(path: Path) -> int:
-    """The tensor-parallel rank in the file's name."""
+    """The rank in the file's name, of all of the engine's ranks."""
     return int(path.name.removesuffix(_SUFFIX).rpartition("-rank")[2])
 
 

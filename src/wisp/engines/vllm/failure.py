@@ -6,7 +6,7 @@ environment, which its processes inherit; whoever fails writes the reason there.
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from wisp.errors import WispError
@@ -22,7 +22,8 @@ def handed_over() -> Iterator[None]:
     except WispError as error:
         path = os.environ.get(FILE_VARIABLE)
         if path:
-            Path(path).write_text(str(error))
+            with suppress(OSError):  # on another machine than `wisp serve`, to which Ray hands its environment on
+                Path(path).write_text(str(error))
         raise
 
 

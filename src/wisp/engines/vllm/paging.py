@@ -3,6 +3,7 @@
 vLLM builds layers one by one and hands them nothing of ours, so they meet here, by the engine's instance id.
 """
 
+import os
 import time
 import weakref
 from dataclasses import dataclass, field
@@ -12,10 +13,11 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from wisp.engines.vllm import counter_files
+from wisp.engines.vllm import counter_files, memory_claims
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import ExpertMapKernel, KernelKind, PagedKernel, PartialOutputs, SlotIdKernel
+from wisp.engines.vllm.memory_claims import MemoryClaims
 from wisp.engines.vllm.patches import warm_up
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import HostMemoryError, UnsupportedError
@@ -55,8 +57,7 @@ class WorkerPaging:
 
     settings: WispSettings
     vllm_config: "VllmConfig"
-    free_memory: HostMemory = field(default_factory=HostMemory.read)
-    """As it was before the first backing store was made."""
+    claims: MemoryClaims
     layers: list[str] = field(default_factory=list)
     stores: list[HostStore] = field(default_factory=list)
     counters: Counters | None = None
@@ -71,22 +72,26 @@ class WorkerPaging:
         """The one of this engine, made at the first call."""
         worker = _workers.get(vllm_config.instance_id)
         if worker is None:
-            worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config)
+            claims = MemoryClaims(memory_claims.path_for(vllm_config.instance_id), str(os.getpid()))
+            worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config, claims)
             warm_up.install(_forget_warm_up)
         return worker
 
     def check_room(self, layer_bytes: int) -> None:
-        """Check what one more layer takes of the host memory against what is free, before anything is loaded.
+        """Check what one more layer takes of the host memory against what was free, before anything is loaded.
 
-        All MoE layers are taken to be alike, so that the first one already stands for the model.
+        All MoE layers are taken to be alike, so that the first one already stands for all of this worker's.
         """
-        layers = 1 if self.stores else _moe_layers(self.vllm_config.model_config)
-        ranks = self.vllm_config.parallel_config.world_size
-        need = (sum(store.nbytes for store in self.stores) + layer_bytes * layers) * ranks
-        room = self.free_memory
-        if self.settings.host_memory is not None:
-            room = HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
-        room.check(need, f"the backing store of {self.vllm_config.model_config.model}")
+        model = self.vllm_config.model_config
+        layers = 1 if self.stores else _moe_layers(model, self.vllm_config.parallel_config)
+        need = sum(store.nbytes for store in self.stores) + layer_bytes * layers
+        self.claims.claim(need, self._free_memory, f"the backing store of {model.model}")
+
+    def _free_memory(self) -> HostMemory:
+        """As it is before the first backing store is made, or as the user says."""
+        if self.settings.host_memory is None:
+            return HostMemory.read()
+        return HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
 
     def add_layer(self, name: str, store: HostStore, device: torch.device) -> int:
         """Take up one more layer, before it is loaded; returns its place among them."""
@@ -103,7 +108,7 @@ class WorkerPaging:
     def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
         """Give a loaded layer its slots; all layers of the model are there when the first is paged."""
         device = torch.device(layer.moe_config.device)
-        counters = self._counters_for(place, experts, device)
+        counters = self._counters_for(place, experts, layer.moe_config)
         row = counters.add_layer(self.layers[place], page_locked=self.stores[place].page_locked)
         assert row == place, "layers are paged in the order in which they were made"
         if kind is ExpertMapKernel and self.settings.decides_on_device(device.type):
@@ -149,8 +154,8 @@ class WorkerPaging:
         sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
         return max(EAGER_IN_PLACE_TOKENS, *map(int, sizes or (0,)))
 
-    def _counters_for(self, place: int, experts: Any, device: torch.device) -> Counters:
-        """The worker's counters, made at the first call."""
+    def _counters_for(self, place: int, experts: Any, moe: Any) -> Counters:
+        """The worker's counters, made at the first call; `moe` is vLLM's configuration of the layer."""
         if self.counters is None:
             store = self.stores[place]
             facts = PoolFacts(
@@ -158,7 +163,9 @@ class WorkerPaging:
                 expert_slots=self.settings.expert_slots,
                 expert_bytes=store.expert_bytes,
                 kernel=type(experts).__name__,
-                device=device.type,
+                device=torch.device(moe.device).type,
+                expert_ranks=moe.moe_parallel_config.ep_size,
+                engine_ranks=self.vllm_config.parallel_config.world_size,
             )
             path = counter_files.path_for(self.vllm_config.instance_id, self.vllm_config.parallel_config.rank)
             self.counters = Counters(facts, len(self.layers), path)
@@ -181,10 +188,13 @@ class WorkerPaging:
             self.counters.reset()
 
 
-def _moe_layers(model: Any) -> int:
-    """How many layers have experts, as far as the usual keys of a configuration say; at most all of them."""
-    config, layers = model.hf_text_config, int(model.get_total_num_hidden_layers())
-    layers -= int(getattr(config, "first_k_dense_replace", 0) or 0)
+def _moe_layers(model: Any, parallel: Any) -> int:
+    """How many layers of this worker's stage have experts, as far as the usual keys of a configuration say.
+
+    At most all of the stage's; at least one, since a worker without any does not ask.
+    """
+    config, (first, end) = model.hf_text_config, model.get_layers_start_end_indices(parallel)
+    layers = int(end - max(first, int(getattr(config, "first_k_dense_replace", 0) or 0)))
     for key in ("decoder_sparse_step", "moe_layer_freq", "expert_layer_period", "interleave_moe_layer_step"):
         step = getattr(config, key, None)
         if isinstance(step, int) and step > 1:
@@ -210,8 +220,11 @@ class Publisher(Thread):
             time.sleep(PUBLISH_SECONDS)
 
 
-def publish_all() -> None:
-    """Bring the counters of all engines whose workers are in this process up to date, waiting for their devices."""
+def publish_all(_worker: object = None) -> None:
+    """Bring the counters of all engines whose workers are in this process up to date, waiting for their devices.
+
+    `engine.collective_rpc(publish_all)` does so in the process of each rank.
+    """
     for worker in list(_workers.values()):
         worker.publish(exactly=True)
 

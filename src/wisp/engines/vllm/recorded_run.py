@@ -72,7 +72,7 @@ def _run(request: RunRequest) -> RunReport:
     seconds = time.perf_counter() - start
     recorder.detach()
     recorder.recording().save(request.trace_file)
-    publish_all()
+    engine.collective_rpc(publish_all)
     counters = merged([Counters.open(file) for file in counter_files.of_engine(engine.vllm_config.instance_id)])
     return RunReport(seconds, recorder.seconds, counters)
 

@@ -66,26 +66,29 @@ def run(request: ArmRequest) -> ArmResult:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "schedule"
         os.environ[SCHEDULE_FILE_VARIABLE] = str(record)
-        engine = _start(request)
+        engine = start(request)
         recorder = None
+        ranks = engine.vllm_config.parallel_config.world_size
+        if request.layerwise and ranks > 1:
+            raise VerifyError(f"--layerwise looks at one rank, and this engine has {ranks}; compare whole engines")
         if request.layerwise:
             from wisp.engines.vllm.verify.layerwise import LayerRecorder
 
             recorder = LayerRecorder.attach(engine)
         start_seconds = time.perf_counter()
-        answers = _replay(engine, Workload.load(Path(request.workload_file)))
+        answers = replay(engine, Workload.load(Path(request.workload_file)))
         seconds = time.perf_counter() - start_seconds
         layers = recorder.compare() if recorder else []
         if recorder and not all(layer.calls for layer in layers):
             raise VerifyError("a layer was never called, so nothing can be said of it; use longer prompts")
-        counters = _counters(engine)
+        counters = counters_of(engine)
         if (counters is None) != (request.settings is None):
             was = "not paged although it was" if counters is None else "paged although it was not"
             raise VerifyError(f"the engine was {was} to be, so nothing was compared; is VLLM_PLUGINS set without wisp?")
         return ArmResult(answers, steps_of(record), counters, seconds, layers)
 
 
-def _start(request: ArmRequest) -> Any:
+def start(request: ArmRequest) -> Any:
     """An engine whose core runs in this process, so that arrivals and steps are in our hand."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     from vllm import EngineArgs
@@ -103,7 +106,8 @@ def _start(request: ArmRequest) -> Any:
     return LLMEngine.from_engine_args(args)
 
 
-def _replay(engine: Any, workload: Workload) -> list[Answer]:
+def replay(engine: Any, workload: Workload) -> list[Answer]:
+    """Have the engine answer everything, each request as it was recorded to arrive."""
     scheduler = engine.engine_core.engine_core.scheduler
     waiting = list(enumerate(workload.arrivals))
     finished: dict[str, Any] = {}
@@ -141,13 +145,13 @@ def _answer(output: Any) -> Answer:
     return Answer(list(completion.token_ids), logprobs, output.num_cached_tokens or 0)
 
 
-def _counters(engine: Any) -> dict[str, float] | None:
+def counters_of(engine: Any) -> dict[str, float] | None:
     """The engine's paging counters, summed over layers and ranks; None for the stock engine."""
     from wisp.engines.vllm import counter_files
     from wisp.engines.vllm.paging import publish_all
     from wisp.pager.counters import Counters, merged
 
-    publish_all()
+    engine.collective_rpc(publish_all)
     files = counter_files.of_engine(engine.vllm_config.instance_id)
     return merged([Counters.open(file) for file in files]) if files else None
 
