@@ -1,5 +1,6 @@
 """`wisp curve`, `wisp simulate` and `wisp import-trace`: what they say, draw and refuse."""
 
+import json
 import re
 import sys
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from wisp.errors import ConfigError, UnknownPolicyError
+from wisp.kv_trace import KvEvent, KvTrace
 from wisp.recording import Recording
 from wisp.simulate import simulate
 from wisp.trace import RoutingTrace
@@ -101,6 +103,67 @@ def test_an_svg_says_what_it_shows(wisp, file, tmp_path):
     text = (tmp_path / "b.svg").read_text()
     for words in ("belady (bound)", "hit ratio (% of references)", "faults per step"):
         assert words in text
+
+
+@pytest.fixture
+def kv_file(trace, tmp_path):
+    """Three conversations of five blocks, four turns each: with 15 blocks all are kept, with 10 none, in between their beginnings."""
+    names = np.concatenate([10 * (turn % 3) + np.arange(5)[::-1] for turn in range(12)]).astype(np.uint64)
+    events = np.repeat(np.where(np.arange(12) < 3, KvEvent.INSERT, KvEvent.HIT), 5).astype(np.uint8)
+    kv = KvTrace(names, np.repeat(np.arange(12) * 5, 5), events, np.zeros(0, dtype=np.int64), 16, 40)
+    path = tmp_path / "kv.npz"
+    prefill = np.array([8] * 5 + [0] * 55, dtype=np.int64)
+    Recording(trace, prefill, np.ones(60, dtype=np.int64), 1 << 20, kv).save(path)
+    return path
+
+
+@pytest.mark.parametrize("words", [("curve", "--kv-blocks", 12), ("simulate", "--slots", 8, "--kv-blocks", "12,14,15")])
+def test_kv_blocks_are_shown_by_the_size_of_the_pool(wisp, kv_file, words):
+    ended = wisp(words[0], kv_file, *words[1:])
+    assert ended.code == 0
+    _, table = ended.out.split("KV blocks of 16 tokens")
+    assert row(table, "12")[1:] == ["192", "18", "27", "60.0%"]  # the first two blocks of each five
+    assert row(table, "15")[1:] == ["240", "45", "0", "0.0%"]
+    assert "60 references: 45 come back" in ended.out
+
+
+def test_curve_and_replay_of_kv_agree(wisp, kv_file):
+    tables = [json.loads(wisp(*words, kv_file, "--json").out)["kv"]["table"] for words in (("curve",), ("simulate",))]
+    assert tables[0] == tables[1]
+    assert tables[0][-1]["capacity_misses"] == 0
+
+
+def test_json_says_what_the_tables_say(wisp, file, trace):
+    decode = trace.select(trace.tokens == 1)
+    total = MissCurve.total(miss_curves(decode))
+    ended = wisp("curve", file, "--json")
+    found = json.loads(ended.out)
+    assert [each["slots"] for each in found["slots"]] == list(range(4, 17))
+    assert [each["miss_ratio"] for each in found["slots"]] == [total.miss_ratio(slots) for slots in range(4, 17)]
+    assert found["kv"] is None
+    assert [each["steps"] for each in found["windows"]] == [1, 4, 16]
+    (replay,) = json.loads(wisp("simulate", file, "--policies", "fifo", "--slots", 6, "--json").out)["replays"]
+    assert (replay["slots"], replay["policy"]) == (6, "fifo")
+    assert replay["faults"] == simulate(decode, 6, "fifo").total_faults
+    assert replay["copied_bytes"] == replay["faults"] << 20
+
+
+@pytest.mark.parametrize("command", ["curve", "simulate"])
+def test_kv_pools_that_make_no_sense_are_refused(wisp, file, kv_file, command):
+    for path, size, told in ((kv_file, 0, "0 blocks holds nothing"), (file, 4, "no KV references")):
+        ended = wisp(command, path, "--kv-blocks", size)
+        assert (ended.code, ended.out) == (2, "")
+        assert told in ended.err
+
+
+def test_the_figure_shows_kv_where_it_was_recorded(wisp, kv_file, file, tmp_path):
+    pytest.importorskip("matplotlib")
+    wisp("curve", kv_file, "--kv-blocks", 10, "-o", tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text()
+    for words in ("KV pool (tokens)", "45 references that come back", "chosen: 160 tokens, 100.0%"):
+        assert words in text
+    wisp("curve", file, "-o", tmp_path / "b.svg")
+    assert "KV pool" not in (tmp_path / "b.svg").read_text()
 
 
 def test_slots_are_lists_and_ranges():

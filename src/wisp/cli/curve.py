@@ -1,10 +1,11 @@
 """`wisp curve TRACE.npz`: miss ratio curves and working sets of a trace."""
 
+import json
 from typing import Annotated, Any
 
 import typer
 
-from wisp.cli.trace_file import FigureOption, PhaseOption, TraceArgument, describe
+from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
 from wisp.recording import Recording
 
 SHOWN_CAPACITIES = 9
@@ -13,16 +14,21 @@ SHOWN_CAPACITIES = 9
 def curve(
     trace: TraceArgument,
     slots: Annotated[int | None, typer.Option(help="The number of slots to mark, and to show by layer.")] = None,
+    kv_blocks: Annotated[int | None, typer.Option(metavar="N", help="The size of the KV pool to mark.")] = None,
     output: FigureOption = None,
     phase: PhaseOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Show what a number of slots costs in misses, layer by layer, and how many experts stretches of steps touch.
 
     Misses are those of LRU, exactly as a pager has them. The trace begins cold: first references count as misses.
+    Where references to KV blocks were recorded, it also shows what a pool of any size would have lost of them.
     """
     from rich.console import Console
 
+    from wisp.cli.kv_table import KvRow, check_blocks, kv_dict, kv_table, shown_sizes
     from wisp.plots.figure import check_figure
+    from wisp.workingset import KvReuse
     from wisp.workingset.summary import TraceSummary, check_slots
 
     if output is not None:
@@ -31,19 +37,63 @@ def curve(
     steps = recording.phase(phase)
     if slots is not None:
         check_slots(steps, slots)
-    console = Console()
+    kv = recording.kv if recording.kv is not None and len(recording.kv.blocks) else None
+    check_blocks(kv, kv_blocks)
+    console = Console(stderr=as_json)
     with console.status("counting stack distances"):
         summary = TraceSummary.of(steps)
+        reuse = None if kv is None else KvReuse.of(kv)
     title = describe(trace, recording, steps, phase)
-    console.print(title, highlight=False)
-    console.print(capacity_table(summary, slots))
-    console.print(layer_table(summary, slots))
-    console.print(window_table(summary))
+    sizes = [] if reuse is None else shown_sizes(reuse, kv_blocks)
+    rows = [] if reuse is None else [KvRow(each, reuse.kept(each), reuse.lost(each)) for each in sizes]
+    if as_json:
+        content = as_dict(title, summary)
+        content["kv"] = None if kv is None or reuse is None else kv_dict(kv, reuse, rows)
+        typer.echo(json.dumps(content, indent=1))
+    else:
+        console.print(title, highlight=False)
+        console.print(capacity_table(summary, slots))
+        console.print(layer_table(summary, slots))
+        console.print(window_table(summary))
+        if kv is not None and reuse is not None:
+            console.print(kv_table(kv, reuse, rows, kv_blocks))
     if output is not None:
-        from wisp.plots.curves import draw_curves
+        from wisp.plots.curves import KvCurve, draw_curves
 
-        draw_curves(summary, slots, title, output)
+        drawn = None if kv is None or reuse is None else KvCurve(reuse, kv.block_tokens, kv_blocks)
+        draw_curves(summary, slots, title, output, drawn)
         console.print(f"figure: {output}", highlight=False)
+
+
+def as_dict(title: str, summary: Any) -> dict[str, Any]:
+    """Every number of slots, layer and window for a program; ratios from 0 to 1."""
+    total = summary.total
+    return {
+        "trace": title,
+        "steps": summary.trace.steps,
+        "widest_step": summary.widest_step,
+        "slots": [
+            {
+                "slots": slots,
+                "miss_ratio": total.miss_ratio(slots),
+                "misses_per_step": total.misses_per_step(slots),
+                "next_slot_saves_per_step": total.value_of_next_slot(slots) / total.steps,
+                "steps_without_miss": summary.clean_share(slots),
+                "miss_ratio_by_layer": [own.miss_ratio(slots) for own in summary.curves],
+            }
+            for slots in range(summary.widest_step, summary.trace.num_experts + 1)
+        ],
+        "footprint_by_layer": summary.footprint.tolist(),
+        "windows": [
+            {
+                "steps": window.steps,
+                "working_set": float(window.working_set.mean()),
+                "burst_union": float(window.union.mean()),
+                "overlap": None if window.shared is None else float(window.shared.mean()),
+            }
+            for window in summary.windows
+        ],
+    }
 
 
 def shown_capacities(widest: int, num_experts: int, slots: int | None) -> list[int]:

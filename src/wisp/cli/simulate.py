@@ -1,11 +1,12 @@
 """`wisp simulate TRACE.npz`: the faults of policies at several numbers of slots, without a GPU."""
 
+import json
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
 
-from wisp.cli.trace_file import FigureOption, PhaseOption, TraceArgument, describe
+from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.policies import OFFLINE_POLICIES, POLICIES
 from wisp.recording import Recording
@@ -31,18 +32,26 @@ def simulate(
     expert_bytes: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Bytes of one expert, such as 9MiB; as recorded if left out.")
     ] = None,
+    kv_blocks: Annotated[
+        str | None,
+        typer.Option(metavar="BLOCKS", help="Sizes of the KV pool, written like --slots, for a trace that has KV."),
+    ] = None,
     output: FigureOption = None,
     phase: PhaseOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Replay a trace against policies and numbers of slots: faults, hit ratio and bytes moved.
 
     It is the code that decides in a running pager, so the faults are those that the pager would have. The replay
-    begins with nothing resident.
+    begins with nothing resident. Recorded KV references are replayed against pools that evict by last use, as vLLM's.
     """
     from rich.console import Console
 
+    from wisp.cli.kv_table import KvRow, check_blocks, kv_dict, kv_table, shown_sizes
     from wisp.plots.figure import check_figure
     from wisp.simulate import simulate as replay
+    from wisp.simulate import simulate_kv
+    from wisp.workingset import KvReuse
     from wisp.workingset.summary import check_slots
 
     if output is not None:
@@ -54,21 +63,57 @@ def simulate(
     counts = _all_slots(steps) if slots is None else parse_slots(slots)
     for count in counts:
         check_slots(steps, count)
-    console = Console()
+    kv = recording.kv if recording.kv is not None and len(recording.kv.blocks) else None
+    sizes = None if kv_blocks is None else parse_slots(kv_blocks, "--kv-blocks")
+    for size_of_pool in sizes or ():
+        check_blocks(kv, size_of_pool)
+    console = Console(stderr=as_json)
     replays = []
+    pools = []
     with console.status("") as status:
         for count in counts:
             for name in names:
                 status.update(f"replaying {name} at {count} slots")
                 replays.append(replay(steps, count, name))
+        reuse = None if kv is None else KvReuse.of(kv)
+        if kv is not None and reuse is not None:
+            status.update("replaying KV blocks")
+            pools = [simulate_kv(kv, blocks) for blocks in sizes or shown_sizes(reuse, None)]
     title = describe(trace, recording, steps, phase)
-    console.print(title, highlight=False)
-    console.print(table(replays, size or recording.expert_bytes))
+    rows = [KvRow(pool.blocks, pool.hits, pool.capacity_misses) for pool in pools]
+    if as_json:
+        content = as_dict(title, replays, size or recording.expert_bytes)
+        content["kv"] = None if kv is None or reuse is None else kv_dict(kv, reuse, rows)
+        typer.echo(json.dumps(content, indent=1))
+    else:
+        console.print(title, highlight=False)
+        console.print(table(replays, size or recording.expert_bytes))
+        if kv is not None and reuse is not None:
+            console.print(kv_table(kv, reuse, rows, None))
     if output is not None:
         from wisp.plots.replays import draw_replays
 
         draw_replays(replays, title, output)
         console.print(f"figure: {output}", highlight=False)
+
+
+def as_dict(title: str, replays: Sequence[Any], expert_bytes: int | None) -> dict[str, Any]:
+    """The replays for a program."""
+    return {
+        "trace": title,
+        "replays": [
+            {
+                "slots": each.slots,
+                "policy": each.policy,
+                "references": each.total_references,
+                "faults": each.total_faults,
+                "evictions": each.total_evictions,
+                "hit_ratio": 1 - each.fault_ratio,
+                "copied_bytes": None if expert_bytes is None else each.copied_bytes(expert_bytes),
+            }
+            for each in replays
+        ],
+    }
 
 
 def parse_policies(text: str) -> list[str]:
@@ -81,7 +126,7 @@ def parse_policies(text: str) -> list[str]:
     return names
 
 
-def parse_slots(text: str) -> list[int]:
+def parse_slots(text: str, option: str = "--slots") -> list[int]:
     """Ascending numbers of slots: `8,12,16`, `8:32` in nine counts, ends included, or `8:32:2`.
 
     Raises:
@@ -94,7 +139,7 @@ def parse_slots(text: str) -> list[int]:
         if first > last or len(step) > 1 or any(count < 1 for count in step):
             raise ValueError
     except ValueError:
-        raise ConfigError(f"--slots takes 8,12,16 or 8:32 or 8:32:2 (the smaller first), not {text!r}") from None
+        raise ConfigError(f"{option} takes 8,12,16 or 8:32 or 8:32:2 (the smaller first), not {text!r}") from None
     return list(range(first, last + 1, *step)) if step else spread(first, last)
 
 

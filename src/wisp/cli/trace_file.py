@@ -18,6 +18,8 @@ FigureOption = Annotated[
     Path | None, typer.Option("-o", "--output", metavar="FIGURE", help="Draw a figure as well: .png, .svg or .pdf.")
 ]
 
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")]
+
 
 def check_output(path: Path) -> None:
     """`ConfigError` unless a file can be written there."""
