@@ -107,7 +107,7 @@ def test_an_svg_says_what_it_shows(wisp, file, tmp_path):
 
 @pytest.fixture
 def kv_file(trace, tmp_path):
-    """Three conversations of five blocks, four turns each: with 15 blocks all are kept, with 10 none, in between their beginnings."""
+    """Three conversations of five blocks, four turns each: 15 blocks keep all, 10 none, in between their beginnings."""
     names = np.concatenate([10 * (turn % 3) + np.arange(5)[::-1] for turn in range(12)]).astype(np.uint64)
     events = np.repeat(np.where(np.arange(12) < 3, KvEvent.INSERT, KvEvent.HIT), 5).astype(np.uint8)
     kv = KvTrace(names, np.repeat(np.arange(12) * 5, 5), events, np.zeros(0, dtype=np.int64), 16, 40)
