@@ -1,0 +1,137 @@
+"""What paging a layer on the device costs, alone: with nothing missing, and with misses against the link.
+
+python benchmarks/page_cost/run.py [--layers 8] [--output results.json]
+"""
+
+import argparse
+import json
+import platform
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from wisp.engines.vllm.in_graph import InGraphPaging
+from wisp.pager.store import HostStore
+
+EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2048, 768
+"""Of Qwen3-30B-A3B: 9 MiB an expert in bf16."""
+REPEATS = 200
+
+
+class Layers:
+    """Page-locked experts of some layers, and their pagers."""
+
+    def __init__(self, layers: int, slots: int) -> None:
+        self.device = torch.device("cuda", torch.cuda.current_device())
+        like = {
+            "w13_weight": torch.empty(EXPERTS, 2 * INTERMEDIATE, HIDDEN, dtype=torch.bfloat16, device="meta"),
+            "w2_weight": torch.empty(EXPERTS, HIDDEN, INTERMEDIATE, dtype=torch.bfloat16, device="meta"),
+        }
+        start = time.perf_counter()
+        self.stores = [HostStore(like, page_lock="require", device=self.device) for _ in range(layers)]
+        self.lock_seconds_per_gib = (time.perf_counter() - start) / (sum(s.nbytes for s in self.stores) / 2**30)
+        self.paging = InGraphPaging(self.stores, slots, self.device)
+
+    def capture(self, ids: torch.Tensor) -> torch.cuda.CUDAGraph:
+        """A graph that pages `ids` [layers, tokens, TOP_K]."""
+        self.page(ids)  # compiles outside the capture
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.page(ids)
+        return graph
+
+    def page(self, ids: torch.Tensor) -> None:
+        """Each layer once."""
+        for pager, chosen in zip(self.paging.pagers, ids, strict=True):
+            pager.page(chosen)
+
+    def seconds(self, graph: torch.cuda.CUDAGraph, ids: torch.Tensor, steps: torch.Tensor) -> float:
+        """Mean of a replay for each of `steps`, once the ids are there."""
+        total = 0.0
+        for step in steps:
+            ids.copy_(step)
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            total += start.elapsed_time(end) / 1e3
+        return total / len(steps)
+
+
+def distinct(tokens: int, layers: int, generator: torch.Generator) -> torch.Tensor:
+    """int32 [layers, tokens, TOP_K]: ids of which none occurs twice, as far as there are experts."""
+    chosen = [torch.randperm(EXPERTS, generator=generator)[: tokens * TOP_K] for _ in range(layers)]
+    return torch.stack(chosen).view(layers, tokens, TOP_K).to(torch.int32)
+
+
+def empty_launch_us(layers: int) -> float:
+    """A graph of the smallest kernels there are, for comparison."""
+    word = torch.zeros(1, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    word.zero_()
+    with torch.cuda.graph(graph):
+        for _ in range(layers):
+            word.zero_()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(REPEATS):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3 / REPEATS / layers
+
+
+def main() -> None:
+    """Measure, print, and keep the results."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results.json")
+    options = parser.parse_args()
+    layers = Layers(options.layers, options.slots)
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for tokens in (1, 2, 4, 8):
+        ids = distinct(tokens, options.layers, generator).cuda()
+        graph = layers.capture(ids)
+        graph.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(REPEATS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        no_miss_us = start.elapsed_time(end) * 1e3 / REPEATS / options.layers
+        moved = layers.paging.state.fields[:, 4].sum().item()
+        steps = torch.stack([distinct(tokens, options.layers, generator) for _ in range(20)]).cuda()
+        seconds = layers.seconds(graph, ids, steps)
+        moved = (layers.paging.state.fields[:, 4].sum().item() - moved) / len(steps)
+        row_bytes = layers.stores[0].expert_bytes
+        rows.append(
+            {
+                "tokens": tokens,
+                "no_miss_us_a_layer": round(no_miss_us, 2),
+                "misses_a_layer": round(moved / options.layers, 2),
+                "gb_s_with_misses": round(moved * row_bytes / seconds / 1e9, 2),
+            }
+        )
+        print(rows[-1], flush=True)
+    result = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": torch.cuda.get_device_name(),
+        "versions": {"torch": torch.__version__, "python": platform.python_version()},
+        "layers": options.layers,
+        "expert_slots": options.slots,
+        "page_locking_s_per_gib": round(layers.lock_seconds_per_gib, 3),
+        "empty_launch_us": round(empty_launch_us(options.layers), 2),
+        "rows": rows,
+    }
+    print(json.dumps(result), flush=True)
+    options.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
