@@ -19,24 +19,28 @@ capability = int(sys.argv[1])
 state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64", "num_experts": "i32"}
 arguments = {
     "ids": "*i32", "count": "i32", "choice_rows": "*i64", "row_of": "*i64", "store": "*i32", "arena": "*i32",
-    "segments": "*i64", "first_row": "i32", "row_stride": "i32", "direct_row": "i64", "slots": "i32", **state,
+    "segments": "*i64", "loaded": "*i64", "first_row": "i32", "row_stride": "i32",
+    "direct_row": "i64", "slots": "i32", **state,
 }
 touch = {"needed_flags": "*i32", "moved": "i32", "waves": "i32", **state}
+tails = {"loaded": "*i64", "store": "*i32", "arena": "*i32"}
 copies = {"experts": "*i64", "rows": "*i64", "store": "*i32", "segments": "*i64"}
 look_up = {"experts": "*i32", "rows": "*i64", "count": "i32", "row_of": "*i64", "num_experts": "i32"}
 interleaved = {"CHUNK": 16, "BLOCK": 4096, "segments": None, "SEGMENTS": 0, "WIDE": 0}
 planar = {"CHUNK": 16, "BLOCK": 4096, "arena": None, "direct_row": None}
-large = {"EXPERTS": 128, "ROW_WORDS": 2359296, **interleaved}
-odd = {"EXPERTS": 64, "ROW_WORDS": 15361, **interleaved}
-ones = {"row_stride": 1, "count": 1, "EXPERTS": 8, "ROW_WORDS": 4096, **interleaved}
+large = {"EXPERTS": 128, "ROW_WORDS": 2359296, "HEAD_WORDS": 1572864, **interleaved}
+odd = {"EXPERTS": 64, "ROW_WORDS": 15361, "HEAD_WORDS": 15361, **interleaved}
+ones = {"row_stride": 1, "count": 1, "EXPERTS": 8, "ROW_WORDS": 4096, "HEAD_WORDS": 4096, **interleaved}
 spread = {"ROW_WORDS": 1179648, "SEGMENTS": 12, "WIDE": 8}
+two, one = {"SEGMENTS": 2, "WIDE": 2}, {"SEGMENTS": 1, "WIDE": 0}
 cases = [
     ("decide_and_gather", arguments, large),
     ("decide_and_gather", arguments, odd),
     ("decide_and_gather", arguments, ones),
-    ("decide_and_gather", arguments, {"EXPERTS": 128, **spread, **planar}),
-    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "SEGMENTS": 2, "WIDE": 2, **planar}),
-    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "SEGMENTS": 1, "WIDE": 0, **planar}),
+    ("decide_and_gather", arguments, {"EXPERTS": 128, "HEAD_WORDS": 1179648, **spread, **planar}),
+    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "HEAD_WORDS": 1024, **two, **planar}),
+    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "HEAD_WORDS": 1024, **one, **planar}),
+    ("gather_tails", tails, {"ROW_WORDS": 2359296, "HEAD_WORDS": 1572864, "BLOCK": 4096}),
     ("copy_experts", copies, {"BLOCK": 4096, **spread}),
     ("touch", touch, {"EXPERTS": 128}),
     ("touch", touch, {"waves": 1, "EXPERTS": 128}),
@@ -69,6 +73,15 @@ def test_every_kernel_compiles(capability, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = json.loads(done.stdout.splitlines()[-1])
     assert min(compiled["sizes"]) > 1000
-    copying = ("decide_and_gather", "copy_experts")
+    copying = ("decide_and_gather", "gather_tails", "copy_experts")
     quick = [whole for name, whole in zip(compiled["names"], compiled["whole"], strict=True) if name in copying]
-    assert quick == [True, False, True, True, True, False, True]  # copied 16 bytes at a time, where they divide so
+    assert quick == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]  # copied 16 bytes at a time, where they divide so

@@ -4,14 +4,16 @@ The decisions are those of `ResidentSet.plan(step, direct=True)` with LRU, exper
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import triton
 
 from wisp.errors import WorkingSetTooLargeError
 from wisp.pager import device_kernels
-from wisp.pager.arena import Arena
+from wisp.pager.arena import WORD_BYTES, Arena
 from wisp.pager.store import HostStore
+from wisp.pager.tails import TailCopies
 from wisp.resident import NOT_RESIDENT
 
 CHUNK = 16
@@ -37,6 +39,8 @@ class DeviceState:
         self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         """A copy of `fields` in host memory, written by the device; some steps behind at times."""
         self.mirror_on_device = device_view(self.mirror, device)
+        self.loaded = torch.zeros((layers, 1 + 2 * num_experts), dtype=torch.int64, device=device)
+        """For each layer what its last step has loaded: see `device_kernels.decide_and_gather`."""
 
     def refresh_mirror(self) -> None:
         """Bring the mirror fully up to date; waits for the device, so not while a graph is captured."""
@@ -65,9 +69,11 @@ class DevicePager:
         *,
         link_bytes_per_second: float,
         source: torch.Tensor | None = None,
+        tails: TailCopies | None = None,
     ) -> None:
         """Page layer number `layer`; `source` (like `store.rows`) is copied from in place of the store's rows.
 
+        With `tails`, `page_head` may leave the tails of rows to them (an interleaved arena's only).
         Copies inside a graph are not timed one by one: their seconds are bytes over `link_bytes_per_second`.
         """
         self.layer, self.store, self.arena = layer, store, arena
@@ -78,6 +84,7 @@ class DevicePager:
         self._store_words = device_view((store.rows if source is None else source).view(torch.int32), arena.device)
         self._arena_words = None if arena.planar else arena.rows.view(torch.int32)
         self._direct_row = None if arena.planar else arena.direct_row(store)
+        self._tails = tails
 
     def page(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """Make the experts of `topk_ids` [tokens, k] resident, as many as there are slots; no synchronisation.
@@ -88,6 +95,23 @@ class DevicePager:
         Raises:
             WorkingSetTooLargeError: the step could need more experts than a planar arena has room for.
         """
+        return self._decide(topk_ids, self._store_words.shape[1])
+
+    def page_head(self, topk_ids: torch.Tensor) -> torch.Tensor:
+        """As `page`, but the tails of loaded rows arrive beside what is launched next, until `wait_for_tails`."""
+        if self._tails is None:
+            return self.page(topk_ids)
+        head_words = self._tails.head_bytes // WORD_BYTES
+        choice_rows = self._decide(topk_ids, head_words)
+        self._tails.start(partial(self._gather_tails, head_words))
+        return choice_rows
+
+    def wait_for_tails(self) -> None:
+        """Whatever is launched from now on finds the loaded rows whole."""
+        if self._tails is not None:
+            self._tails.wait()
+
+    def _decide(self, topk_ids: torch.Tensor, head_words: int) -> torch.Tensor:
         ids = topk_ids.reshape(-1)
         choice_rows = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
         state, shape, segments = self._state, self.arena.shape, self.arena.segments
@@ -105,6 +129,7 @@ class DevicePager:
             self._store_words,
             self._arena_words,
             None if segments is None else segments.table,
+            state.loaded[self.layer],
             shape.slot_row(self.layer, 0),
             shape.layers,
             self._direct_row,
@@ -113,11 +138,22 @@ class DevicePager:
             CHUNK=CHUNK,
             EXPERTS=self._padded,
             ROW_WORDS=self._store_words.shape[1],
+            HEAD_WORDS=head_words,
             SEGMENTS=0 if segments is None else len(segments),
             WIDE=0 if segments is None else segments.wide,
             BLOCK=BLOCK_WORDS,
         )
         return choice_rows
+
+    def _gather_tails(self, head_words: int) -> None:
+        device_kernels.gather_tails[(self._programs(),)](
+            self._state.loaded[self.layer],
+            self._store_words,
+            self._arena_words,
+            ROW_WORDS=self._store_words.shape[1],
+            HEAD_WORDS=head_words,
+            BLOCK=BLOCK_WORDS,
+        )
 
     def copy(self, experts: torch.Tensor, rows: torch.Tensor) -> None:
         """Copy experts[i] of the store to rows[i] of a planar arena (int64, on the device); no synchronisation."""

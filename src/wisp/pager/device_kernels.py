@@ -48,15 +48,15 @@ def _needed(ids, count, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
 
 
 @triton.jit
-def _copy_share(source, target, program, programs, ROW_WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's blocks of one row of int32 words."""
+def _copy_share(source, target, program, programs, WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's blocks of a row, or of its head or tail: int32 words."""
     word = tl.arange(0, BLOCK)
-    for block in range(program, tl.cdiv(ROW_WORDS, BLOCK), programs):
+    for block in range(program, tl.cdiv(WORDS, BLOCK), programs):
         at = block * BLOCK + word
-        if ROW_WORDS % BLOCK == 0:
+        if WORDS % BLOCK == 0:
             tl.store(target + at, tl.load(source + at))
         else:
-            tl.store(target + at, tl.load(source + at, mask=at < ROW_WORDS), mask=at < ROW_WORDS)
+            tl.store(target + at, tl.load(source + at, mask=at < WORDS), mask=at < WORDS)
 
 
 @triton.jit
@@ -85,13 +85,27 @@ def _spread_share(
 
 
 @triton.jit
-def _count(fields, mirror, hosts_turn, step, references, faults, evictions, moved, waves):
+def _load_totals(fields):
+    """Steps, references, faults, evictions, experts moved and waves so far."""
+    return (
+        tl.load(fields + CLOCK),
+        tl.load(fields + REFERENCES),
+        tl.load(fields + FAULTS),
+        tl.load(fields + EVICTIONS),
+        tl.load(fields + MOVED),
+        tl.load(fields + WAVES),
+    )
+
+
+@triton.jit
+def _count(fields, mirror, hosts_turn, totals, references, faults, evictions, moved, waves):
     """Add one step to the totals, and show them to the host if it is its turn."""
-    references += tl.load(fields + REFERENCES)
-    faults += tl.load(fields + FAULTS)
-    evictions += tl.load(fields + EVICTIONS)
-    moved += tl.load(fields + MOVED)
-    waves += tl.load(fields + WAVES)
+    step = totals[0] + 1
+    references += totals[1]
+    faults += totals[2]
+    evictions += totals[3]
+    moved += totals[4]
+    waves += totals[5]
     _put(fields, step, references, faults, evictions, moved, waves)
     if hosts_turn:
         _put(mirror, step, references, faults, evictions, moved, waves)
@@ -120,6 +134,7 @@ def decide_and_gather(
     store,
     arena,
     segments,
+    loaded,
     first_row,
     row_stride,
     direct_row,
@@ -128,6 +143,7 @@ def decide_and_gather(
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROW_WORDS: tl.constexpr,
+    HEAD_WORDS: tl.constexpr,
     SEGMENTS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -138,6 +154,8 @@ def decide_and_gather(
     planar, `segments` stands in its place. Slot s of the layer is row first_row + s * row_stride. Missing experts,
     ascending, get the free slots, then victims' slots. Those beyond the slots stay in the store, where expert e is row
     direct_row + e, or get the overflow rows from 0 up. choice_rows[i] = row of expert ids[i].
+    Of an interleaved row only the first HEAD_WORDS are copied; `loaded` (int64 [1 + 2 * experts]) then says for
+    `gather_tails` how many experts were loaded, and of each the row of the store and the row of the arena.
     `mirror` (host memory) gets a copy of `fields`, for the host to read at any time: after a load, and every so often
     besides. A launch that writes to the host ends only when the write has crossed the link, about a microsecond.
 
@@ -150,12 +168,13 @@ def decide_and_gather(
     real = expert < num_experts
     slot = tl.load(slot_of + expert, mask=real, other=-1)
     used = tl.load(last_used + expert, mask=real, other=0)
+    totals = _load_totals(fields)  # before it is known who needs them: a load takes as long as all the rest
     needed = _needed(ids, count, CHUNK, EXPERTS) > 0
     resident = slot >= 0
     missing = needed & (slot < 0)
-    faults = tl.sum(missing.to(tl.int32), axis=0)
-    kept = tl.sum((resident & needed).to(tl.int32), axis=0)
-    loads = tl.minimum(faults, slots - kept)
+    both = tl.sum(needed.to(tl.int32) + (missing.to(tl.int32) << 16), axis=0)  # two sums at the price of one
+    references, faults = both & 0xFFFF, both >> 16
+    loads = tl.minimum(faults, slots - (references - faults))
     new = slot
     evictions = 0
     writes = program == 0  # where nothing is loaded, the others need none of what it writes
@@ -183,7 +202,10 @@ def decide_and_gather(
             if SEGMENTS > 0:
                 _spread_share(source, segments, target_row, turn, programs, SEGMENTS, WIDE, BLOCK)
             else:
-                _copy_share(source, arena + target_row * ROW_WORDS, turn, programs, ROW_WORDS, BLOCK)
+                _copy_share(source, arena + target_row * ROW_WORDS, turn, programs, HEAD_WORDS, BLOCK)
+                if writes & (HEAD_WORDS < ROW_WORDS):
+                    tl.store(loaded + 1 + 2 * load, source_row)
+                    tl.store(loaded + 2 + 2 * load, target_row)
     if SEGMENTS > 0:
         overflow = (tl.cumsum(missing.to(tl.int32), axis=0) - 1 - loads).to(tl.int64)
         for extra in range(0, faults - loads):
@@ -193,7 +215,9 @@ def decide_and_gather(
             source = store + source_row * ROW_WORDS
             _spread_share(source, segments, extra, turn, programs, SEGMENTS, WIDE, BLOCK)
     if writes:
-        step = tl.load(fields + CLOCK) + 1
+        if HEAD_WORDS < ROW_WORDS:
+            tl.store(loaded, loads.to(tl.int64))
+        step = totals[0] + 1
         row = first_row + new.to(tl.int64) * row_stride
         if SEGMENTS > 0:
             row = tl.where(new >= 0, row, tl.where(missing, overflow, -1))
@@ -207,10 +231,20 @@ def decide_and_gather(
             chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
             rows = tl.sum(tl.where(chosen[:, None] == expert[None, :], row[None, :], 0), axis=1)
             tl.store(choice_rows + place, tl.where(chosen >= 0, rows, -1), mask=place < count)  # -1: padding
-        references = tl.sum(needed.to(tl.int32), axis=0)
         hosts_turn = (loads > 0) | (step % MIRROR_EVERY == 0)
-        _count(fields, mirror, hosts_turn, step, references, faults, evictions, faults, 1)
+        _count(fields, mirror, hosts_turn, totals, references, faults, evictions, faults, 1)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
+
+
+@triton.jit
+def gather_tails(loaded, store, arena, ROW_WORDS: tl.constexpr, HEAD_WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy what `decide_and_gather` has left out: the words from HEAD_WORDS on of every expert in `loaded`."""
+    program = tl.program_id(0)
+    programs = tl.num_programs(0)
+    for load in range(0, tl.load(loaded).to(tl.int32)):
+        source = store + tl.load(loaded + 1 + 2 * load) * ROW_WORDS + HEAD_WORDS
+        target = arena + tl.load(loaded + 2 + 2 * load) * ROW_WORDS + HEAD_WORDS
+        _copy_share(source, target, (program + load) % programs, programs, ROW_WORDS - HEAD_WORDS, BLOCK)
 
 
 @triton.jit
@@ -241,11 +275,12 @@ def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, 
     real = expert < num_experts
     slot = tl.load(slot_of + expert, mask=real, other=-1)
     needed = tl.load(needed_flags + expert, mask=real, other=0) > 0
-    step = tl.load(fields + CLOCK) + 1
+    totals = _load_totals(fields)
+    step = totals[0] + 1
     tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
     references = tl.sum(needed.to(tl.int32), axis=0)
     faults = tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
-    _count(fields, mirror, True, step, references, faults, 0, moved, waves)
+    _count(fields, mirror, True, totals, references, faults, 0, moved, waves)
 
 
 @triton.jit

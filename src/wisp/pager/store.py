@@ -1,6 +1,6 @@
 """Backing store: the master copy of one layer's experts, in host memory."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -87,6 +87,15 @@ class RowLayout:
         self.parts = tuple(parts)
         self.row_bytes = _round_up(end, ROW_ALIGNMENT)
         self.expert_bytes = sum(part.nbytes for part in parts)
+
+    def tail_start(self, late: Callable[[str], bool]) -> int:
+        """The first byte of the row's end that holds nothing but `late` tensors; `row_bytes` if there is none."""
+        start = self.row_bytes
+        for part in reversed(self.parts):
+            if not late(part.name):
+                break
+            start = part.start
+        return start
 
     def views(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors in `rows` (uint8 [n, row_bytes]): [n, ...] each, rows apart from one another."""

@@ -7,10 +7,12 @@ import torch
 
 from wisp.engines.vllm.kernels import PartialOutputs, fixed_tiles, unpaged_tiles
 from wisp.engines.vllm.patches.expert_assignment import translated
+from wisp.engines.vllm.patches.second_product import before_second_product
 from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager, DeviceState
 from wisp.pager.store import HostStore
 from wisp.pager.stream import ExpertStream, StreamShape
+from wisp.pager.tails import TailCopies
 from wisp.staging import GROUPS, group_experts, staging_rows
 
 
@@ -39,6 +41,8 @@ class InGraphPaging:
         rows = staging_rows(layout.row_bytes, overflow=widest - slots if planar else 0)
         self.arena = Arena(ArenaShape(len(stores), slots, rows), layout, device, planar=planar)
         self.state = DeviceState(self.arena, stores)
+        tail_start = layout.row_bytes if planar else layout.tail_start(_of_second_product)
+        tails = TailCopies(tail_start, device) if tail_start < layout.row_bytes else None
         link = self.arena.link_bytes_per_second(stores[0])
         self.pagers = [
             DevicePager(
@@ -48,10 +52,16 @@ class InGraphPaging:
                 self.arena,
                 link_bytes_per_second=link,
                 source=_rotated(store) if broken and layer == 0 else None,
+                tails=tails,
             )
             for layer, store in enumerate(stores)
         ]
         self.stream = ExpertStream(self.pagers, self.state, staging)
+
+
+def _of_second_product(name: str) -> bool:
+    """Whether vLLM's kernel needs this tensor of an expert only for its second product."""
+    return name.startswith("w2")
 
 
 def _rotated(store: HostStore) -> torch.Tensor:
@@ -87,8 +97,11 @@ class InGraphKernel:
                 self._run_streamed(arguments)
 
     def _run_in_place(self, arguments: dict[str, Any]) -> None:
-        choice_rows = self._pager.page(arguments["topk_ids"])
-        with translated(self._pager.num_experts, self._pager.rows_of, lambda _ids: choice_rows):
+        choice_rows = self._pager.page_head(arguments["topk_ids"])
+        with (
+            translated(self._pager.num_experts, self._pager.rows_of, lambda _ids: choice_rows),
+            before_second_product(self._pager.wait_for_tails),
+        ):
             self._apply(**arguments)
 
     def _run_streamed(self, arguments: dict[str, Any]) -> None:

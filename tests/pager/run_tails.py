@@ -1,0 +1,55 @@
+"""Pages heads of rows, then tails, in Triton's interpreter, and writes down what was whole when.
+
+python run_tails.py RESULTS.json
+"""
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import run_device as shared  # prepares Triton
+import torch
+
+from wisp.pager.device import DevicePager
+from wisp.pager.tails import TailCopies
+from wisp.policies import make_policy
+from wisp.resident import ResidentSet
+
+EXPERTS, SLOTS, TOP_K, STEPS = 16, 5, 4, 20
+
+
+def main(results: str) -> None:
+    """Decode with a page table beside, layer after layer."""
+    random.seed(0)
+    torch.manual_seed(0)
+    layers = shared.Layers(EXPERTS, SLOTS)
+    tails = TailCopies(layers.stores[0].layout.tail_start(lambda name: name == "w2"), torch.device("cpu"))
+    layers.pagers = [
+        DevicePager(layer, layers.state, store, layers.arena, link_bytes_per_second=1e9, tails=tails)
+        for layer, store in enumerate(layers.stores)
+    ]
+    report = {"loads": 0, "heads": 0, "whole_early": 0, "whole": 0, "wrong": 0, "tables": 0}
+    residents = [ResidentSet(EXPERTS, SLOTS, make_policy("lru")) for _ in layers.pagers]
+    for _ in range(STEPS):
+        for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
+            chosen = random.sample(range(EXPERTS), TOP_K)
+            plan = resident.plan(chosen, direct=True)
+            pager.page_head(torch.tensor([chosen], dtype=torch.int32))
+            report["tables"] += layers.state.slot_of[layer].tolist() != resident.slot_table().tolist()
+            loaded = {e: layers.arena.shape.slot_row(layer, s) for wave in plan.waves for e, s in wave.loads}
+            report["loads"] += len(loaded)
+            heads = layers.arena.rows[:, : tails.head_bytes], layers.stores[layer].rows[:, : tails.head_bytes]
+            report["heads"] += sum(torch.equal(heads[0][row], heads[1][expert]) for expert, row in loaded.items())
+            report["whole_early"] += sum(layers.holds(layer, row, expert) for expert, row in loaded.items())
+            pager.wait_for_tails()
+            report["whole"] += sum(layers.holds(layer, row, expert) for expert, row in loaded.items())
+            report["wrong"] += sum(
+                not layers.holds(layer, layers.arena.shape.slot_row(layer, slot), expert)
+                for expert, slot in resident.slot_of.items()
+            )
+    Path(results).write_text(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,43 @@
+"""A row's tail arrives by the time that its reader has waited, and not before."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from wisp.pager.store import RowLayout
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    results = tmp_path_factory.mktemp("tails") / "results.json"
+    script = Path(__file__).with_name("run_tails.py")
+    done = subprocess.run([sys.executable, script, results], capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return json.loads(results.read_text())
+
+
+def test_decisions_do_not_depend_on_tails(report):
+    assert report["tables"] == 0
+    assert report["loads"] > 50
+
+
+def test_heads_are_there_at_once_and_whole_rows_after_the_wait(report):
+    assert report["heads"] == report["loads"]
+    assert report["whole_early"] == 0
+    assert report["whole"] == report["loads"]
+    assert report["wrong"] == 0
+
+
+@pytest.mark.parametrize(
+    ("names", "first_of_tail"),
+    [(["w13", "w2"], "w2"), (["w13", "w2", "w2_scale"], "w2"), (["w2", "w13"], None), (["w13", "w2", "w13_s"], None)],
+)
+def test_a_tail_is_what_only_the_second_product_needs(names, first_of_tail):
+    layout = RowLayout(dict.fromkeys(names, ((3, 5), torch.float32)))
+    starts = {part.name: part.start for part in layout.parts}
+    expected = layout.row_bytes if first_of_tail is None else starts[first_of_tail]
+    assert layout.tail_start(lambda name: name.startswith("w2")) == expected
