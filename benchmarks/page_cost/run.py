@@ -1,18 +1,22 @@
 """What paging a layer on the device costs, alone: with nothing missing, and with misses against the link.
 
-python benchmarks/page_cost/run.py [--layers 8] [--output results.json]
+python benchmarks/page_cost/run.py [--layers 8] [--variants 16x4,8x8] [--output results.json]
+
+`--variants` compares programs x warps of a launch; the product's own come first.
 """
 
 import argparse
 import json
 import platform
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
 
 from wisp.engines.vllm.in_graph import InGraphPaging
+from wisp.pager import device
 from wisp.pager.store import HostStore
 
 EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 128, 8, 2048, 768
@@ -89,36 +93,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--variants", default="")
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results.json")
     options = parser.parse_args()
     layers = Layers(options.layers, options.slots)
-    generator = torch.Generator().manual_seed(0)
     rows = []
-    for tokens in (1, 2, 4, 8):
-        ids = distinct(tokens, options.layers, generator).cuda()
-        graph = layers.capture(ids)
-        graph.replay()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPEATS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        no_miss_us = start.elapsed_time(end) * 1e3 / REPEATS / options.layers
-        moved = layers.paging.state.fields[:, 4].sum().item()
-        steps = torch.stack([distinct(tokens, options.layers, generator) for _ in range(20)]).cuda()
-        seconds = layers.seconds(graph, ids, steps)
-        moved = (layers.paging.state.fields[:, 4].sum().item() - moved) / len(steps)
-        row_bytes = layers.stores[0].expert_bytes
-        rows.append(
-            {
-                "tokens": tokens,
-                "no_miss_us_a_layer": round(no_miss_us, 2),
-                "misses_a_layer": round(moved / options.layers, 2),
-                "gb_s_with_misses": round(moved * row_bytes / seconds / 1e9, 2),
-            }
-        )
-        print(rows[-1], flush=True)
+    own = f"{device.PROGRAMS}x{device.WARPS}"
+    for variant in (own, *filter(None, options.variants.split(","))):
+        device.PROGRAMS, device.WARPS = map(int, variant.split("x"))
+        for row in measure(layers):
+            rows.append({"variant": variant, **row})
+            print(rows[-1], flush=True)
     result = {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": torch.cuda.get_device_name(),
@@ -131,6 +116,33 @@ def main() -> None:
     }
     print(json.dumps(result), flush=True)
     options.output.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure(layers: Layers) -> Iterator[dict[str, float]]:
+    """A row for each number of tokens a step."""
+    generator, count = torch.Generator().manual_seed(0), len(layers.stores)
+    for tokens in (1, 2, 4, 8):
+        ids = distinct(tokens, count, generator).cuda()
+        graph = layers.capture(ids)
+        graph.replay()
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(REPEATS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        no_miss_us = start.elapsed_time(end) * 1e3 / REPEATS / count
+        moved = layers.paging.state.fields[:, 4].sum().item()
+        steps = torch.stack([distinct(tokens, count, generator) for _ in range(20)]).cuda()
+        seconds = layers.seconds(graph, ids, steps)
+        moved = (layers.paging.state.fields[:, 4].sum().item() - moved) / len(steps)
+        row_bytes = layers.stores[0].expert_bytes
+        yield {
+            "tokens": tokens,
+            "no_miss_us_a_layer": round(no_miss_us, 2),
+            "misses_a_layer": round(moved / count, 2),
+            "gb_s_with_misses": round(moved * row_bytes / seconds / 1e9, 2),
+        }
 
 
 if __name__ == "__main__":

@@ -21,6 +21,8 @@ CHUNK = 16
 BLOCK_WORDS = 4096
 PROGRAMS = 16
 """Programs that copy: enough for the link, few enough to leave other kernels alone (measured on an H200)."""
+WARPS = 4
+"""Of each program that decides or copies."""
 
 
 class DeviceState:
@@ -142,6 +144,7 @@ class DevicePager:
             SEGMENTS=0 if segments is None else len(segments),
             WIDE=0 if segments is None else segments.wide,
             BLOCK=BLOCK_WORDS,
+            num_warps=WARPS,
         )
         return choice_rows
 
@@ -153,6 +156,7 @@ class DevicePager:
             ROW_WORDS=self._store_words.shape[1],
             HEAD_WORDS=head_words,
             BLOCK=BLOCK_WORDS,
+            num_warps=WARPS,
         )
 
     def copy(self, experts: torch.Tensor, rows: torch.Tensor) -> None:
