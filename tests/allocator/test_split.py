@@ -62,6 +62,58 @@ def test_no_admissible_split_loses_less(expert, kv, room):
             assert answer.choice.seconds_lost <= expert[slots] + kv[min(blocks, len(kv) - 1)]
 
 
+CLIFF = st.tuples(st.integers(1, EXPERTS - 1), st.integers(1, 400)).map(
+    lambda cliff: np.where(np.arange(EXPERTS + 1) < cliff[0], cliff[1], 0)
+)
+KV_CLIFF = st.tuples(st.integers(1, 89), st.integers(1, 400)).map(
+    lambda cliff: np.where(np.arange(90) < cliff[0], cliff[1], 0)
+)
+COSTS = st.lists(st.integers(0, 20), min_size=EXPERTS + 1, max_size=EXPERTS + 1).map(
+    lambda costs: np.array(sorted(costs, reverse=True), dtype=float)
+)
+
+
+@given(ANY_EXPERT, CLIFF, ANY_KV, KV_CLIFF, COSTS, COSTS, ROOM)
+def test_the_choice_is_the_one_of_brute_force_whatever_the_cliffs(expert, cliff, kv, kv_cliff, streamed, cost, room):
+    """Over every whole number of slots, with costs that fall with slots; of equals the fewest slots."""
+    kv = np.concatenate([kv, np.zeros(max(0, 90 - len(kv)))]) + np.concatenate(
+        [kv_cliff, np.zeros(max(0, len(kv) - 90))]
+    )
+    budget, rates = budget_of(room), rates_of(expert + cliff, kv, streamed=streamed, kv_cost=cost)
+    lost = {}
+    for slots in range(budget.least_slots, EXPERTS + 1):
+        blocks = (room - slots * SLOT) // BLOCK
+        if blocks >= budget.floor_blocks:
+            lost[slots] = expert[slots] + cliff[slots] + streamed[slots] + cost[slots] * kv[min(blocks, len(kv) - 1)]
+    answer = split(budget, rates)
+    assert [each.expert_slots for each in answer.candidates] == list(lost)
+    assert answer.choice.expert_slots == min(lost, key=lambda slots: (lost[slots], slots))
+    assert answer.choice.seconds_lost == lost[answer.choice.expert_slots]
+
+
+@given(st.floats(1, 1000), st.floats(2, 20), st.floats(1, 1000), st.floats(2, 60), st.integers(60, 200))
+def test_on_smooth_convex_curves_a_byte_is_worth_the_same_on_either_side(expert, reach, kv, kv_reach, room):
+    """c_exp m_exp'(C) / a = c_kv m_kv'(kappa) / b somewhere within a slot of an interior choice."""
+    slots = np.arange(EXPERTS + 1)
+    budget = Budget(room, SLOT, 1, 2, EXPERTS, 4)
+    ones = np.ones(EXPERTS + 1)
+    rates = Rates(expert * np.exp(-slots / reach), 1.0, 0 * ones, lambda kept: kv * np.exp(-kept / kv_reach), ones)
+    choice = split(budget, rates).choice
+
+    def worth_more_as_slots(at):
+        """Of a byte, by the derivatives."""
+        as_slots = expert / reach * np.exp(-at / reach) / SLOT
+        return as_slots - kv / kv_reach * np.exp(-(room - at * SLOT) / kv_reach)
+
+    last = budget.admissible_slots()[-1]
+    if 2 < choice.expert_slots < last:
+        assert worth_more_as_slots(choice.expert_slots - 1) >= 0 >= worth_more_as_slots(choice.expert_slots + 1)
+    elif choice.expert_slots == 2 < last:
+        assert worth_more_as_slots(3) <= 0
+    elif last > 2:
+        assert worth_more_as_slots(last - 1) >= 0
+
+
 @given(CONVEX_EXPERT, CONVEX_KV, ROOM)
 def test_on_convex_curves_a_slot_is_worth_its_blocks(expert, kv, room):
     """The paper's condition in whole slots: the next is worth no more than its blocks, the last no less."""
