@@ -211,6 +211,31 @@ def test_more_than_the_calibrated_machine_has_is_refused(refused, tmp_path):
     assert "24GiB but NVIDIA H200 has 16GiB" in told
 
 
+@pytest.mark.parametrize(("answer", "has"), [("echo 23034", 23034 << 20), ("echo none", None), ("exit 9", None)])
+def test_this_machines_memory_is_asked_of_its_driver(monkeypatch, tmp_path, answer, has):
+    from wisp.cli import plan
+
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\n{answer}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(plan, "this_machine", lambda: None)
+    assert plan.this_machines_bytes() is None
+    monkeypatch.setattr(plan, "this_machine", lambda: "NVIDIA L4")
+    assert plan.this_machines_bytes() == has
+    monkeypatch.setenv("PATH", "")
+    assert plan.this_machines_bytes() is None
+
+
+def test_more_than_this_machine_has_is_warned_of(wisp, monkeypatch):
+    monkeypatch.setattr("wisp.cli.plan.this_machine", lambda: "NVIDIA L4")
+    monkeypatch.setattr("wisp.cli.plan.this_machines_bytes", lambda: 23034 << 20)
+    ended = wisp("plan", QWEN, *ISSUE)
+    assert ended.code == 0
+    assert "--gpu-memory is 24GiB but NVIDIA L4 here has 22.49GiB: it cannot serve this" in ended.err
+    assert wisp("plan", QWEN, "--gpu-memory", "22GiB").err == ""
+
+
 def test_this_machines_gpu_is_read_from_its_driver(monkeypatch, tmp_path):
     from wisp.cli import plan
 

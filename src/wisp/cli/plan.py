@@ -1,6 +1,7 @@
 """`wisp plan MODEL`: how to divide a GPU's memory between experts and KV, from a `config.json` alone."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -108,9 +109,27 @@ def this_machine() -> str | None:
     return None
 
 
+def this_machines_bytes() -> int | None:
+    """The memory of its first GPU by `nvidia-smi`; None without a GPU, or where that does not answer."""
+    if this_machine() is None:
+        return None
+    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
+    try:
+        told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
+        return int(told.split()[0]) << 20
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return None
+
+
 def _warnings(question: "Question", recording: "Recording | None", *, is_stated: bool) -> list[str]:
     shape = question.shape
     doubts = [] if is_stated else question.calibration.warnings(this_machine(), str(shape))
+    has = this_machines_bytes()
+    if has is not None and question.total_bytes > has:
+        wanted = format_bytes(question.total_bytes)
+        doubts.append(
+            f"--gpu-memory is {wanted} but {this_machine()} here has {format_bytes(has)}: it cannot serve this"
+        )
     if shape.expert_format.block or shape.expert_format.weight_bits < 16:
         doubts.append(f"wisp serve pages bf16 and fp16 experts so far, not {shape.expert_format.name}: arithmetic only")
     if recording and recording.expert_bytes not in (None, shape.expert_bytes):
