@@ -3,6 +3,7 @@
 WispError
 ├── ConfigError               a setting has no meaning, or not together with another
 │   ├── UnknownPolicyError    no replacement policy has this name
+│   ├── DeviceMemoryError     the device has no room for so many slots
 │   └── AdmissionFloorError   a budget holds not even the fewest slots and KV blocks that serve
 ├── UnsupportedError          this engine, version, model, kernel or feature cannot be paged (yet)
 ├── WorkingSetTooLargeError   one wave needs more experts than there are slots
@@ -44,6 +45,17 @@ class AdmissionFloorError(ConfigError):
             f"always resident take {need_bytes / 2**30:.2f} GiB; "
             + ", or ".join([*remedies, f"give {missing / 2**30:.2f} GiB ({missing} bytes) more"])
         )
+
+
+class DeviceMemoryError(ConfigError):
+    """The device has no room for so many slots."""
+
+    def __init__(self, need_bytes: int, free_bytes: int, what: str) -> None:
+        super().__init__(
+            f"{what} takes {need_bytes / 2**30:.2f} GiB of device memory, but {free_bytes / 2**30:.2f} GiB are free; "
+            f"lower expert_slots"
+        )
+        self.need_bytes, self.free_bytes = need_bytes, free_bytes
 
 
 class UnsupportedError(WispError):

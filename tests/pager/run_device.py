@@ -11,18 +11,24 @@ from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wisp.pager.arena import Arena, ArenaShape
-from wisp.pager.device import DevicePager, DeviceState
+from wisp.pager.device import DevicePager
+from wisp.pager.device_state import DeviceState
+from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
 from wisp.pager.stream import ExpertStream, StreamShape
 from wisp.policies import make_policy
 from wisp.resident import NOT_RESIDENT, ResidentSet
+from wisp.trace import RoutingTrace
+from wisp.workingset.curve import MissCurve
+from wisp.workingset.histogram import ExpertHistogram
 
-LAYERS, STEPS = 2, 30
+LAYERS, STEPS = 2, 20
 SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2))
 """(experts, slots, top-k, tokens a step); the last three have more experts in a step than slots, or all in slots."""
 STAGING = StreamShape(group_experts=3, groups=2)
@@ -43,8 +49,9 @@ class Layers:
             )
             store.rows.random_(0, 256)
             self.stores.append(store)
-        staging_rows = max(STAGING.rows, experts - slots if planar else 0)
-        self.arena = Arena(ArenaShape(LAYERS, slots, staging_rows), self.stores[0].layout, "cpu", planar=planar)
+        staging_rows = max(STAGING.rows, experts - 1 if planar else 0)
+        shape = ArenaShape(LAYERS, slots, staging_rows)
+        self.arena = Arena(shape, self.stores[0].layout, "cpu", planar=planar, most_slots=slots)
         self.state = DeviceState(self.arena, self.stores)
         self.pagers = [
             DevicePager(layer, self.state, store, self.arena, link_bytes_per_second=1e9)
@@ -67,20 +74,45 @@ class Layers:
         )
 
 
+def same_curve(one: MissCurve, other: MissCurve) -> bool:
+    """Whether two curves are equal in every number."""
+    return all(np.array_equal(getattr(one, name), getattr(other, name)) for name in vars(one))
+
+
 def replay(
-    experts: int, slots: int, top_k: int, tokens: int, tensors=WEIGHTS, *, planar: bool, steps: int = STEPS
+    experts: int,
+    slots: int,
+    top_k: int,
+    tokens: int,
+    tensors=WEIGHTS,
+    *,
+    planar: bool,
+    steps: int = STEPS,
+    resizes: tuple[int, ...] = (),
 ) -> dict[str, object]:
-    """The device beside the host, step by step."""
+    """The device beside the host, step by step; every fourth step there are as many slots as `resizes` says next."""
     layers = Layers(experts, slots, tensors, planar=planar)
     residents = [ResidentSet(experts, slots, make_policy("lru")) for _ in range(LAYERS)]
     wrong: list[str] = []
     faults, evictions, direct = [0] * LAYERS, [0] * LAYERS, 0
+    reader, needed, read = layers.state.routing(), [[] for _ in range(LAYERS)], []
+    online = RoutingHistogram(layers.state.routing(), LAYERS, experts, half_life_steps=8)
     for step in range(steps):
+        if resizes and step % 4 == 3:
+            now, *_ = resizes = resizes[1:] + resizes[:1]
+            layers.state.set_slots(now)
+            for layer, resident in enumerate(residents):
+                resident.resize(now)
+                for expert, slot in resident.slot_of.items():
+                    row = layers.arena.shape.slot_row(layer, slot)
+                    if layers.state.row_of[layer, expert] != row or not layers.holds(layer, row, expert):
+                        wrong.append(f"step {step}, layer {layer}: expert {expert} after a resize")
         for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
             ids = torch.tensor([random.sample(range(experts), top_k) for _ in range(tokens)], dtype=torch.int32)
             if step % 3 == 0:  # as an engine pads a step to the size of a graph
                 ids = torch.cat([ids, torch.full((2, top_k), NOT_RESIDENT, dtype=torch.int32)])
             plan = resident.plan(ids[ids >= 0].tolist(), direct=True)
+            needed[layer].append(set(ids[ids >= 0].tolist()))
             faults[layer] += plan.faults
             evictions[layer] += len(plan.evictions)
             direct += len(plan.direct)
@@ -98,10 +130,21 @@ def replay(
             homes = layers.state.home_row_of[layer]
             if any(layers.state.row_of[layer, expert] != homes[expert] for expert in others):
                 wrong.append(f"step {step}, layer {layer}: rows of experts that were not needed")
+        if step % 7 == 6:
+            read.append(reader.read().bits)
+            online.catch_up()
     layers.state.refresh_mirror()
     totals = [pager.totals() for pager in layers.pagers]
+    read.append(reader.read(exactly=True).bits)
+    online.catch_up(exactly=True)
+    recorded = RoutingTrace.from_steps(experts, needed)
+    offline = ExpertHistogram(LAYERS, experts, half_life_steps=8)
+    for step in range(steps):
+        offline.observe(np.stack([recorded.membership(layer)[step] for layer in range(LAYERS)]))
     return {
         "wrong": wrong,
+        "routing": RoutingTrace(np.concatenate(read, axis=1), experts) == recorded,
+        "curves": all(map(same_curve, online.curves(), offline.curves())),
         "direct": direct,
         "contiguous": all(tensor.is_contiguous() for tensor in layers.arena.tensors.values()),
         "faults": [faults, [total["faults"] for total in totals]],
@@ -162,6 +205,7 @@ def stream(slots: int, *, warm: bool, planar: bool) -> dict[str, object]:
         "before": before,
         "after": layers.state.slot_of.tolist(),
         "totals": [pager.totals() for pager in layers.pagers],
+        "routing": layers.state.routing().read(exactly=True).bits.sum(axis=(0, 1)).tolist(),
     }
 
 
@@ -172,12 +216,16 @@ def main(results: str) -> None:
     replay_layout()
     report = {
         name: {
-            "replays": [replay(*shape, tensors, planar=planar) for shape in SHAPES],
+            "replays": [replay(*shape, tensors, planar=planar, steps=steps) for shape in SHAPES],
+            "resized": replay(16, 12, 4, 2, tensors, planar=planar, steps=25, resizes=(3, 10, 7, 1, 12, 5)),
             "cold": stream(5, warm=False, planar=planar),
             "warm": stream(5, warm=True, planar=planar),
             "all": stream(16, warm=False, planar=planar),
         }
-        for name, planar, tensors in (("interleaved", False, WEIGHTS), ("planar", True, QUANTISED))
+        for name, planar, tensors, steps in (
+            ("interleaved", False, WEIGHTS, STEPS),
+            ("planar", True, QUANTISED, STEPS // 2),
+        )
     }
     Path(results).write_text(json.dumps(report))
 

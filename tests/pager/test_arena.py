@@ -52,6 +52,41 @@ def test_an_interleaved_arena_reaches_the_store_by_row(shapes):
         assert arena.rows.data_ptr() + row * store.layout.row_bytes == store.rows[expert].data_ptr()
 
 
+@pytest.mark.parametrize("planar", [False, True])
+def test_a_resize_keeps_rows_where_they_are(planar):
+    store = make_store(8, {"weight": ((8,), torch.float32), "scale": ((), torch.float32)})
+    arena = Arena(ArenaShape(2, 2, 3), store.layout, "cpu", planar=planar, most_slots=6)
+    addresses = [tensor.data_ptr() for tensor in arena.tensors.values()]
+    for tensor in arena.tensors.values():
+        tensor[: arena.shape.rows].copy_(
+            torch.arange(7.0).view(7, *[1] * (tensor.ndim - 1)).expand(7, *tensor.shape[1:])
+        )
+    for slots, rows in ((6, 15), (1, 5), (3, 9)):
+        arena.resize(slots)
+        assert (arena.shape.slots, arena.shape.rows) == (slots, rows)
+        assert [tensor.data_ptr() for tensor in arena.tensors.values()] == addresses
+        assert all(tensor.shape[0] == 15 for tensor in arena.tensors.values())
+        assert all((tensor[row] == row).all() for tensor in arena.tensors.values() for row in range(5))
+    with pytest.raises(UnsupportedError, match=r"cannot become .* at most"):
+        arena.resize(7)
+    assert arena.shape.slots == 3
+
+
+def test_an_arena_of_fixed_size_says_so_before_anything_is_evicted():
+    pytest.importorskip("triton")
+    from wisp.pager.device_state import DeviceState
+
+    store = make_store(8, {"weight": ((8,), torch.float32)})
+    arena = Arena(ArenaShape(1, 4, 3), store.layout, "cpu")
+    state = DeviceState(arena, [store])
+    state.slot_of[0, :4] = torch.arange(4, dtype=torch.int32)
+    for slots in (3, 5):
+        with pytest.raises(UnsupportedError, match="of a fixed size"):
+            state.set_slots(slots)
+    assert (state.slots, arena.shape.slots, state.slot_of[0].max().item()) == (4, 4, 3)
+    state.set_slots(4)
+
+
 def test_a_planar_tensor_of_broken_words_is_refused_by_name():
     layout = make_store(4, {"weight": ((8,), torch.float32), "scale": ((), torch.bfloat16)}).layout
     Arena(ArenaShape(1, 2, 0), layout, "cpu")
@@ -62,7 +97,8 @@ def test_a_planar_tensor_of_broken_words_is_refused_by_name():
 def test_a_step_that_could_overflow_its_rows_is_refused():
     pytest.importorskip("triton")
     from wisp.errors import WorkingSetTooLargeError
-    from wisp.pager.device import DevicePager, DeviceState
+    from wisp.pager.device import DevicePager
+    from wisp.pager.device_state import DeviceState
 
     store = make_store(16, {"weight": ((8,), torch.float32)})
     arena = Arena(ArenaShape(1, 4, 3), store.layout, "cpu", planar=True)

@@ -16,21 +16,22 @@ from triton.compiler import ASTSource
 from wisp.pager import device_kernels
 
 capability = int(sys.argv[1])
-state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64", "num_experts": "i32"}
+state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64"}
+state |= {"ring": "*i32", "num_experts": "i32"}
 arguments = {
     "ids": "*i32", "count": "i32", "choice_rows": "*i64", "row_of": "*i64", "store": "*i32", "arena": "*i32",
-    "segments": "*i64", "loaded": "*i64", "first_row": "i32", "row_stride": "i32",
-    "direct_row": "i64", "slots": "i32", **state,
+    "segments": "*i64", "loaded": "*i64", "first_row": "i32", "row_stride": "i32", "direct_row": "i64", **state,
 }
 touch = {"needed_flags": "*i32", "moved": "i32", "waves": "i32", **state}
 tails = {"loaded": "*i64", "store": "*i32", "arena": "*i32"}
-copies = {"experts": "*i64", "rows": "*i64", "store": "*i32", "segments": "*i64"}
+copies = {"experts": "*i64", "rows": "*i64", "count": "i32", "store": "*i32", "segments": "*i64"}
 look_up = {"experts": "*i32", "rows": "*i64", "count": "i32", "row_of": "*i64", "num_experts": "i32"}
-interleaved = {"CHUNK": 16, "BLOCK": 4096, "segments": None, "SEGMENTS": 0, "WIDE": 0}
-planar = {"CHUNK": 16, "BLOCK": 4096, "arena": None, "direct_row": None}
+ring = {"RING_STEPS": 4096, "RING_STRIDE": 192}
+interleaved = {**ring, "CHUNK": 16, "BLOCK": 4096, "segments": None, "SEGMENTS": 0, "WIDE": 0}
+planar = {**ring, "CHUNK": 16, "BLOCK": 4096, "arena": None, "direct_row": None}
 large = {"EXPERTS": 128, "ROW_WORDS": 2359296, "HEAD_WORDS": 1572864, **interleaved}
 odd = {"EXPERTS": 64, "ROW_WORDS": 15361, "HEAD_WORDS": 15361, **interleaved}
-ones = {"row_stride": 1, "count": 1, "EXPERTS": 8, "ROW_WORDS": 4096, "HEAD_WORDS": 4096, **interleaved}
+ones = {"row_stride": 1, "EXPERTS": 8, "ROW_WORDS": 4096, "HEAD_WORDS": 4096, **interleaved}
 spread = {"ROW_WORDS": 1179648, "SEGMENTS": 12, "WIDE": 8}
 two, one = {"SEGMENTS": 2, "WIDE": 2}, {"SEGMENTS": 1, "WIDE": 0}
 cases = [
@@ -42,8 +43,8 @@ cases = [
     ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "HEAD_WORDS": 1024, **one, **planar}),
     ("gather_tails", tails, {"ROW_WORDS": 2359296, "HEAD_WORDS": 1572864, "BLOCK": 4096}),
     ("copy_experts", copies, {"BLOCK": 4096, **spread}),
-    ("touch", touch, {"EXPERTS": 128}),
-    ("touch", touch, {"waves": 1, "EXPERTS": 128}),
+    ("touch", touch, {"EXPERTS": 128, **ring}),
+    ("touch", touch, {"waves": 1, "EXPERTS": 8, **ring}),
     ("look_up", look_up, {"BLOCK": 1024}),
 ]
 sizes, whole = [], []

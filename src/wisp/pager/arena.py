@@ -1,11 +1,12 @@
 """Device memory for the slots of all layers, in units of one expert."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from wisp.errors import UnsupportedError
+from wisp.errors import UnsupportedError, WispError
+from wisp.pager.device_memory import DeviceMemory
 from wisp.pager.pool import check_device_room
 from wisp.pager.store import TENSOR_ALIGNMENT, HostStore, RowLayout
 from wisp.resident import NOT_RESIDENT
@@ -55,7 +56,9 @@ class Segments:
 
 
 class Arena:
-    """`tensors[name]` is [shape.rows, ...], what the engine's kernel takes in place of all experts.
+    """`tensors[name]` is [rows, ...], what the engine's kernel takes in place of all experts.
+
+    There are as many rows as the arena can ever have; only the first `shape.rows` may be used.
 
     Interleaved, an expert is one row: all its tensors together, from an address that is a multiple of `row_bytes`.
     Backing stores start at such multiples too, so an expert of a store is a whole number of rows away: one index
@@ -66,9 +69,15 @@ class Arena:
     """
 
     def __init__(
-        self, shape: ArenaShape, layout: RowLayout, device: torch.device | str, *, planar: bool = False
+        self,
+        shape: ArenaShape,
+        layout: RowLayout,
+        device: torch.device | str,
+        *,
+        planar: bool = False,
+        most_slots: int | None = None,
     ) -> None:
-        """Take the memory, zeroed.
+        """Take the memory of `shape`; with `most_slots` it can be resized up to so many slots in each layer.
 
         Raises:
             ConfigError: the device has too little. UnsupportedError: a planar tensor is no whole number of words.
@@ -77,27 +86,66 @@ class Arena:
         self.device = torch.device(device)
         if planar:
             _check_words(layout)
-        sizes = [part.nbytes for part in layout.parts] if planar else [layout.row_bytes]
+        self._row_sizes = [part.nbytes for part in layout.parts] if planar else [layout.row_bytes]
         alignment = TENSOR_ALIGNMENT if planar else layout.row_bytes
         what = f"{shape.slots} slots in each of {shape.layers} layers"
-        check_device_room(sum(shape.rows * nbytes + alignment for nbytes in sizes), self.device, what)
-        regions = [_aligned(shape.rows * nbytes, alignment, self.device) for nbytes in sizes]
+        check_device_room(sum(shape.rows * nbytes + alignment for nbytes in self._row_sizes), self.device, what)
+        most_rows = None if most_slots is None else replace(shape, slots=max(shape.slots, most_slots)).rows
+        self._regions = [
+            DeviceMemory(
+                shape.rows * nbytes,
+                alignment=alignment,
+                device=self.device,
+                most_bytes=None if most_rows is None else most_rows * nbytes,
+            )
+            for nbytes in self._row_sizes
+        ]
+        addresses = [region.bytes for region in self._regions]
+        rows = min(len(whole) // nbytes for whole, nbytes in zip(addresses, self._row_sizes, strict=True) if nbytes)
         if planar:
             self.tensors = {
-                part.name: region.view(part.dtype).view(shape.rows, *part.shape)
-                for part, region in zip(layout.parts, regions, strict=True)
+                part.name: whole[: rows * part.nbytes].view(part.dtype).view(rows, *part.shape)
+                for part, whole in zip(layout.parts, addresses, strict=True)
             }
         else:
-            self._rows = regions[0].view(shape.rows, layout.row_bytes)
+            self._rows = addresses[0].view(rows, layout.row_bytes)
             self.tensors = layout.views(self._rows)
         self.segments = self._spread() if planar else None
         """How a planar arena is filled."""
 
     @property
     def rows(self) -> torch.Tensor:
-        """uint8 [shape.rows, row_bytes]; of an interleaved arena only."""
+        """uint8 [rows, row_bytes], of which the first `shape.rows` may be used; of an interleaved arena only."""
         assert not self.planar, "the tensors of an expert are apart in a planar arena"
         return self._rows
+
+    def resize(self, slots: int) -> None:
+        """Have `slots` slots in each layer from now on, all rows where they are; on a GPU it waits for the device.
+
+        Callers use `DeviceState.set_slots`, which brings the page tables along.
+
+        Raises:
+            DeviceMemoryError: the device has too little. UnsupportedError: it was not made to become so large, or has
+            a fixed size. Nothing has changed.
+        """
+        shape = replace(self.shape, slots=slots)
+        self.check_resize(slots)
+        try:
+            self._fit(shape)
+        except WispError:
+            self._fit(self.shape)
+            raise
+        self.shape = shape
+
+    def check_resize(self, slots: int) -> None:
+        """`UnsupportedError` if the arena has a fixed size or was made for fewer slots."""
+        rows = replace(self.shape, slots=slots).rows
+        for region, row_bytes in zip(self._regions, self._row_sizes, strict=True):
+            region.check_resize(rows * row_bytes)
+
+    def _fit(self, shape: ArenaShape) -> None:
+        for region, row_bytes in zip(self._regions, self._row_sizes, strict=True):
+            region.resize(shape.rows * row_bytes)
 
     def direct_row(self, store: HostStore) -> int:
         """The row of the store's expert 0; of an interleaved arena only."""
@@ -120,6 +168,11 @@ class Arena:
         wide = sum(part.nbytes % WIDE_BYTES == 0 for part in parts)
         return Segments(torch.tensor(table, dtype=torch.int64).to(self.device), wide)
 
+    def move(self, from_row: int, to_row: int) -> None:
+        """Copy a row to another, in the order of the current stream."""
+        for tensor in self.tensors.values() if self.planar else (self.rows,):
+            tensor[to_row].copy_(tensor[from_row])
+
     def link_bytes_per_second(self, store: HostStore, *, repeats: int = 4) -> float:
         """How fast the store's bytes come into the arena: the best of some copies of the largest piece of an expert."""
         source, target = store.rows[0], None if self.planar else self.rows[0]
@@ -141,13 +194,6 @@ def _check_words(layout: RowLayout) -> None:
                 f"{part.name} takes {part.nbytes} bytes of an expert, and the device copies contiguous tensors in "
                 f"words of {WORD_BYTES}; set decide to host and add --enforce-eager"
             )
-
-
-def _aligned(nbytes: int, alignment: int, device: torch.device) -> torch.Tensor:
-    """Zeroed uint8 [nbytes] from an address that is a multiple of `alignment`."""
-    whole = torch.zeros(nbytes + alignment, dtype=torch.uint8, device=device)
-    start = -whole.data_ptr() % alignment
-    return whole[start : start + nbytes]
 
 
 def _now(device: torch.device) -> float:

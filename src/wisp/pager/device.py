@@ -3,7 +3,6 @@
 The decisions are those of `ResidentSet.plan(step, direct=True)` with LRU, expert by expert.
 """
 
-from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -12,9 +11,10 @@ import triton
 from wisp.errors import WorkingSetTooLargeError
 from wisp.pager import device_kernels
 from wisp.pager.arena import WORD_BYTES, Arena
+from wisp.pager.device_state import DeviceState
+from wisp.pager.device_view import device_view
 from wisp.pager.store import HostStore
 from wisp.pager.tails import TailCopies
-from wisp.resident import NOT_RESIDENT
 
 CHUNK = 16
 """Ids compared with all experts at a time."""
@@ -23,40 +23,6 @@ PROGRAMS = 16
 """Programs that copy: enough for the link, few enough to leave other kernels alone (measured on an H200)."""
 WARPS = 4
 """Of each program that decides or copies."""
-
-
-class DeviceState:
-    """The page tables of all layers on the device, and totals that the host can read without waiting."""
-
-    def __init__(self, arena: Arena, stores: Sequence[HostStore]) -> None:
-        """One table for each of these stores, whose layers share the arena."""
-        layers, num_experts, device = len(stores), stores[0].num_experts, arena.device
-        self.num_experts, self.device = num_experts, device
-        self.slot_of = torch.full((layers, num_experts), NOT_RESIDENT, dtype=torch.int32, device=device)
-        self.home_row_of = torch.stack([arena.home_rows(store) for store in stores]).to(device)
-        """int64 [layers, experts]: the row of an expert without a slot."""
-        self.row_of = self.home_row_of.clone()
-        self.last_used = torch.zeros((layers, num_experts), dtype=torch.int64, device=device)
-        self.fields = torch.zeros((layers, device_kernels.FIELDS), dtype=torch.int64, device=device)
-        self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
-        """A copy of `fields` in host memory, written by the device; some steps behind at times."""
-        self.mirror_on_device = device_view(self.mirror, device)
-        self.loaded = torch.zeros((layers, 1 + 2 * num_experts), dtype=torch.int64, device=device)
-        """For each layer what its last step has loaded: see `device_kernels.decide_and_gather`."""
-
-    def refresh_mirror(self) -> None:
-        """Bring the mirror fully up to date; waits for the device, so not while a graph is captured."""
-        self.mirror.copy_(self.fields)
-
-    def reset(self) -> None:
-        """Evict everything and count from zero, as after an engine's warm-up."""
-        self.slot_of.fill_(NOT_RESIDENT)
-        self.row_of.copy_(self.home_row_of)
-        for counted in (self.last_used, self.fields):
-            counted.zero_()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.mirror.zero_()
 
 
 class DevicePager:
@@ -128,6 +94,7 @@ class DevicePager:
             state.last_used[self.layer],
             state.fields[self.layer],
             state.mirror_on_device[self.layer],
+            state.ring.words[0, self.layer],
             self._store_words,
             self._arena_words,
             None if segments is None else segments.table,
@@ -136,7 +103,6 @@ class DevicePager:
             shape.layers,
             self._direct_row,
             self.num_experts,
-            shape.slots,
             CHUNK=CHUNK,
             EXPERTS=self._padded,
             ROW_WORDS=self._store_words.shape[1],
@@ -145,6 +111,8 @@ class DevicePager:
             WIDE=0 if segments is None else segments.wide,
             BLOCK=BLOCK_WORDS,
             num_warps=WARPS,
+            RING_STEPS=state.ring.steps,
+            RING_STRIDE=state.ring.words.stride(0),
         )
         return choice_rows
 
@@ -163,9 +131,10 @@ class DevicePager:
         """Copy experts[i] of the store to rows[i] of a planar arena (int64, on the device); no synchronisation."""
         segments = self.arena.segments
         assert segments is not None, "an interleaved row is one copy, which needs no kernel"
-        device_kernels.copy_experts[(self._programs(), experts.numel())](
+        device_kernels.copy_experts[(self._programs(),)](
             experts,
             rows,
+            experts.numel(),
             self._store_words,
             segments.table,
             ROW_WORDS=self._store_words.shape[1],
@@ -196,10 +165,13 @@ class DevicePager:
             state.last_used[self.layer],
             state.fields[self.layer],
             state.mirror_on_device[self.layer],
+            state.ring.words[0, self.layer],
             self.num_experts,
             moved,
             waves,
             EXPERTS=self._padded,
+            RING_STEPS=state.ring.steps,
+            RING_STRIDE=state.ring.words.stride(0),
         )
 
     def totals(self) -> dict[str, float]:
@@ -217,33 +189,10 @@ class DevicePager:
         }
 
     def _check_overflow(self, choices: int) -> None:
-        need, slots = min(self.num_experts, choices), self.arena.shape.slots
-        room = slots + self.arena.shape.staging_rows
+        need = min(self.num_experts, choices)
+        room = self._state.slots + self.arena.shape.staging_rows
         if need > room:
             raise WorkingSetTooLargeError(need, room, why=f"a step of {choices} choices of experts")
 
     def _programs(self) -> int:
         return PROGRAMS if self.arena.device.type == "cuda" else 1
-
-
-class _Span:
-    """Host memory as CUDA sees it, for `torch.as_tensor`."""
-
-    def __init__(self, tensor: torch.Tensor, type_string: str) -> None:
-        self.tensor = tensor  # torch keeps this object, and this object the memory
-        self.__cuda_array_interface__ = {
-            "shape": tuple(tensor.shape),
-            "typestr": type_string,
-            "data": (tensor.data_ptr(), False),
-            "version": 3,
-            "strides": None,
-        }
-
-
-def device_view(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A contiguous page-locked int32 or int64 tensor, addressed by the device; on a CPU the tensor itself."""
-    if device.type != "cuda":
-        return tensor
-    view = torch.as_tensor(_Span(tensor, {torch.int32: "<i4", torch.int64: "<i8"}[tensor.dtype]), device=device)
-    assert view.data_ptr() == tensor.data_ptr(), "page-locked memory has one address on host and device"
-    return view

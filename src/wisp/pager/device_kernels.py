@@ -25,9 +25,11 @@ EVICTIONS = tl.constexpr(3)
 MOVED = tl.constexpr(4)
 WAVES = tl.constexpr(5)
 ARRIVED = tl.constexpr(6)
+SLOTS = tl.constexpr(7)
 FIELDS = 8
-"""`fields`: steps so far; totals of references, faults, evictions, experts read from the store and kernel waves; and
-how many programs of the running launch have read the state. Padded to 8 words a layer."""
+"""`fields`: steps so far; totals of references, faults, evictions, experts read from the store and kernel waves; how
+many programs of the running launch have read the state; and the slots of the layer, which the host may change between
+two launches, so that a captured graph need not be captured again."""
 
 MIRROR_EVERY = tl.constexpr(16)
 """Steps without a load after which the host's copy of `fields` is brought up to date."""
@@ -98,6 +100,16 @@ def _load_totals(fields):
 
 
 @triton.jit
+def _note_routing(needed, step, ring, STEPS: tl.constexpr, STRIDE: tl.constexpr, EXPERTS: tl.constexpr):
+    """Write the layer's set of needed experts as bits, in the order of `numpy.packbits`, to the step's place."""
+    expert = tl.arange(0, EXPERTS)
+    bits = needed.to(tl.int32) << ((expert & 31) ^ 7)
+    WORDS: tl.constexpr = (EXPERTS + 31) // 32
+    words = tl.sum(tl.reshape(bits, [WORDS, EXPERTS // WORDS]), axis=1)
+    tl.store(ring + ((step - 1) & (STEPS - 1)) * STRIDE + tl.arange(0, WORDS), words)
+
+
+@triton.jit
 def _count(fields, mirror, hosts_turn, totals, references, faults, evictions, moved, waves):
     """Add one step to the totals, and show them to the host if it is its turn."""
     step = totals[0] + 1
@@ -121,7 +133,7 @@ def _put(totals, step, references, faults, evictions, moved, waves):
     tl.store(totals + WAVES, waves)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "first_row", "direct_row"])  # one binary for all layers and graphs
 def decide_and_gather(
     ids,
     count,
@@ -131,6 +143,7 @@ def decide_and_gather(
     last_used,
     fields,
     mirror,
+    ring,
     store,
     arena,
     segments,
@@ -139,7 +152,6 @@ def decide_and_gather(
     row_stride,
     direct_row,
     num_experts,
-    slots,
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,
     ROW_WORDS: tl.constexpr,
@@ -147,6 +159,8 @@ def decide_and_gather(
     SEGMENTS: tl.constexpr,
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
+    RING_STEPS: tl.constexpr,
+    RING_STRIDE: tl.constexpr,
 ):
     """Make the experts that `ids` names resident as far as there are slots, and copy their bytes.
 
@@ -158,6 +172,7 @@ def decide_and_gather(
     `gather_tails` how many experts were loaded, and of each the row of the store and the row of the arena.
     `mirror` (host memory) gets a copy of `fields`, for the host to read at any time: after a load, and every so often
     besides. A launch that writes to the host ends only when the write has crossed the link, about a microsecond.
+    `ring` (`RoutingRing`, from this layer on) gets the set of needed experts.
 
     Every program plans from the old state and copies its share; the last of them to have read the state writes the
     new one: one launch does both, and no program waits for another.
@@ -169,6 +184,7 @@ def decide_and_gather(
     slot = tl.load(slot_of + expert, mask=real, other=-1)
     used = tl.load(last_used + expert, mask=real, other=0)
     totals = _load_totals(fields)  # before it is known who needs them: a load takes as long as all the rest
+    slots = tl.load(fields + SLOTS).to(tl.int32)
     needed = _needed(ids, count, CHUNK, EXPERTS) > 0
     resident = slot >= 0
     missing = needed & (slot < 0)
@@ -231,6 +247,7 @@ def decide_and_gather(
             chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
             rows = tl.sum(tl.where(chosen[:, None] == expert[None, :], row[None, :], 0), axis=1)
             tl.store(choice_rows + place, tl.where(chosen >= 0, rows, -1), mask=place < count)  # -1: padding
+        _note_routing(needed, step, ring, RING_STEPS, RING_STRIDE, EXPERTS)
         hosts_turn = (loads > 0) | (step % MIRROR_EVERY == 0)
         _count(fields, mirror, hosts_turn, totals, references, faults, evictions, faults, 1)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
@@ -247,10 +264,11 @@ def gather_tails(loaded, store, arena, ROW_WORDS: tl.constexpr, HEAD_WORDS: tl.c
         _copy_share(source, target, (program + load) % programs, programs, ROW_WORDS - HEAD_WORDS, BLOCK)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def copy_experts(
     experts,
     rows,
+    count,
     store,
     segments,
     ROW_WORDS: tl.constexpr,
@@ -258,15 +276,29 @@ def copy_experts(
     WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Copy expert experts[i] of the store to row rows[i] of a planar arena, for each program_id(1) an i; int64 both."""
-    place = tl.program_id(1)
-    source = store + tl.load(experts + place) * ROW_WORDS
-    row = tl.load(rows + place)
-    _spread_share(source, segments, row, tl.program_id(0), tl.num_programs(0), SEGMENTS, WIDE, BLOCK)
+    """Copy each of `count` experts of the store, experts[i], to row rows[i] of a planar arena; int64 both."""
+    programs = tl.num_programs(0)
+    for place in range(0, count):
+        source = store + tl.load(experts + place) * ROW_WORDS
+        turn = (tl.program_id(0) + place) % programs
+        _spread_share(source, segments, tl.load(rows + place), turn, programs, SEGMENTS, WIDE, BLOCK)
 
 
 @triton.jit
-def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, waves, EXPERTS: tl.constexpr):
+def touch(
+    needed_flags,
+    slot_of,
+    last_used,
+    fields,
+    mirror,
+    ring,
+    num_experts,
+    moved,
+    waves,
+    EXPERTS: tl.constexpr,
+    RING_STEPS: tl.constexpr,
+    RING_STRIDE: tl.constexpr,
+):
     """Count a step that the host streams, and mark the experts that it uses (nonzero `needed_flags`, int32).
 
     `moved` is how many experts the host reads from the store for it, in `waves` waves. One program.
@@ -278,6 +310,7 @@ def touch(needed_flags, slot_of, last_used, fields, mirror, num_experts, moved, 
     totals = _load_totals(fields)
     step = totals[0] + 1
     tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
+    _note_routing(needed, step, ring, RING_STEPS, RING_STRIDE, EXPERTS)
     references = tl.sum(needed.to(tl.int32), axis=0)
     faults = tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
     _count(fields, mirror, True, totals, references, faults, 0, moved, waves)

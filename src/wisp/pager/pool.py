@@ -2,21 +2,17 @@
 
 import torch
 
-from wisp.errors import ConfigError
+from wisp.errors import DeviceMemoryError
 from wisp.pager.store import HostStore
-from wisp.units import format_bytes
 
 
 def check_device_room(need_bytes: int, device: torch.device, what: str) -> None:
-    """Raise `ConfigError` if the device has less free memory; a CPU's is checked where the backing store is made."""
+    """`DeviceMemoryError` if the device has less free memory; a CPU's is checked where the backing store is made."""
     if device.type != "cuda":
         return
     free_bytes, _ = torch.cuda.mem_get_info(device)
     if need_bytes > free_bytes:
-        raise ConfigError(
-            f"{what} take {format_bytes(need_bytes)} of device memory, but {format_bytes(free_bytes)} are free; "
-            f"lower expert_slots"
-        )
+        raise DeviceMemoryError(need_bytes, free_bytes, what)
 
 
 class SlotPool:

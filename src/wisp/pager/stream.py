@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 import torch
 
 from wisp.errors import WispError
-from wisp.pager.device import DevicePager, DeviceState
+from wisp.pager.device import DevicePager
+from wisp.pager.device_state import DeviceState
 from wisp.resident import NOT_RESIDENT
 
 
@@ -133,7 +134,7 @@ class ExpertStream:
         """Add one layer's groups: first what fills its free slots, entered into its tables, then what passes by."""
         shape, size = self._arena.shape, self.shape.group_experts
         missing = [expert for expert, slot in enumerate(slot_of.tolist()) if slot < 0]
-        free = range(len(slot_of) - len(missing), shape.slots)
+        free = range(len(slot_of) - len(missing), self._state.slots)
         fills = missing[: len(free)]
         for expert, slot in zip(fills, free, strict=False):
             slot_of[expert], row_of[expert] = slot, shape.slot_row(layer, slot)

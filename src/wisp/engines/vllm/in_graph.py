@@ -8,8 +8,11 @@ import torch
 from wisp.engines.vllm.kernels import PartialOutputs, fixed_tiles, unpaged_tiles
 from wisp.engines.vllm.patches.expert_assignment import translated
 from wisp.engines.vllm.patches.second_product import before_second_product
+from wisp.errors import ConfigError
 from wisp.pager.arena import Arena, ArenaShape
-from wisp.pager.device import DevicePager, DeviceState
+from wisp.pager.device import DevicePager
+from wisp.pager.device_state import DeviceState
+from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
 from wisp.pager.stream import ExpertStream, StreamShape
 from wisp.pager.tails import TailCopies
@@ -27,6 +30,8 @@ class InGraphPaging:
         *,
         planar: bool = False,
         graph_choices: int | None = None,
+        least_slots: int | None = None,
+        most_slots: int | None = None,
         broken: bool = False,
     ) -> None:
         """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes.
@@ -34,12 +39,17 @@ class InGraphPaging:
         `planar` makes every tensor contiguous, for kernels that take no stride between experts. The overflow of the
         widest step that is decided in place then needs rows of its own: of a step of `graph_choices` tokens times
         top-k, or by default of one that needs every expert.
+
+        The number of slots can later be anything from `least_slots` to `most_slots` (by default it stays), with every
+        captured graph intact.
         """
         layout, experts = stores[0].layout, stores[0].num_experts
         staging = StreamShape(group_experts(layout.row_bytes), GROUPS)
         widest = experts if graph_choices is None else min(experts, graph_choices)
-        rows = staging_rows(layout.row_bytes, overflow=widest - slots if planar else 0)
-        self.arena = Arena(ArenaShape(len(stores), slots, rows), layout, device, planar=planar)
+        rows = staging_rows(layout.row_bytes, overflow=widest - (least_slots or slots) if planar else 0)
+        self.least_slots = max(1, widest - rows) if planar else 1
+        shape = ArenaShape(len(stores), slots, rows)
+        self.arena = Arena(shape, layout, device, planar=planar, most_slots=most_slots)
         self.state = DeviceState(self.arena, stores)
         tail_start = layout.row_bytes if planar else layout.tail_start(_of_second_product)
         tails = TailCopies(tail_start, device) if tail_start < layout.row_bytes else None
@@ -57,6 +67,24 @@ class InGraphPaging:
             for layer, store in enumerate(stores)
         ]
         self.stream = ExpertStream(self.pagers, self.state, staging)
+
+    def routing_histogram(self) -> RoutingHistogram:
+        """A histogram of the steps from now on, or from the last reset on; use it from after the warm-up on."""
+        return RoutingHistogram(self.state.routing(), len(self.pagers), self.state.num_experts)
+
+    def resize(self, slots: int) -> None:
+        """Have so many slots in each layer, between two steps; waits for the device.
+
+        Raises:
+            ConfigError: no expert could use a slot, a step in a graph could overflow its rows, or the device has no
+            room (`DeviceMemoryError`). UnsupportedError: the arena was not made to become so large.
+        """
+        if not self.least_slots <= slots <= self.state.num_experts:
+            raise ConfigError(
+                f"{slots} expert slots cannot be had here; set expert_slots between {self.least_slots} and "
+                f"{self.state.num_experts}"
+            )
+        self.state.set_slots(slots)
 
 
 def _of_second_product(name: str) -> bool:

@@ -25,6 +25,7 @@ from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.host_memory import HostMemory
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool
+from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
 from wisp.policies import make_policy
 from wisp.resident import ResidentSet
@@ -66,6 +67,8 @@ class WorkerPaging:
     """Where the host decides: by the place of the layer."""
     in_graph: InGraphPaging | None = None
     """Where the device decides."""
+    routing: RoutingHistogram | None = None
+    """There too, and once the engine is warm: what steps needed. The publisher keeps it up to date."""
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig", settings: WispSettings) -> "WorkerPaging":
@@ -184,6 +187,7 @@ class WorkerPaging:
             pager.reset()
         if self.in_graph is not None:
             self.in_graph.state.reset()
+            self.routing = self.in_graph.routing_histogram()
         if self.counters is not None:
             self.counters.reset()
 
@@ -205,7 +209,8 @@ def _moe_layers(model: Any, parallel: Any) -> int:
 class Publisher(Thread):
     """Publishes a worker's counters now and then, for as long as the worker is there.
 
-    It reads host memory that the device writes, and makes no call to the device: a graph may be being captured.
+    It reads host memory that the device writes, and makes no call to the device until the engine is warm: a graph may
+    be being captured.
     """
 
     def __init__(self, worker: WorkerPaging) -> None:
@@ -216,6 +221,8 @@ class Publisher(Thread):
         """Until the worker is dropped."""
         while (worker := self._worker()) is not None:
             worker.publish()
+            if worker.routing is not None:
+                worker.routing.catch_up()
             del worker
             time.sleep(PUBLISH_SECONDS)
 

@@ -1,0 +1,51 @@
+"""What a worker's arena has room for, and may be resized to."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from wisp.engines.vllm.in_graph import InGraphPaging  # noqa: E402
+from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
+from wisp.engines.vllm.settings import WispSettings  # noqa: E402
+from wisp.errors import ConfigError  # noqa: E402
+from wisp.pager.store import HostStore  # noqa: E402
+
+BIG = {"w": torch.empty(32, 9 << 20, dtype=torch.int8, device="meta")}
+"""Of experts of 9 MiB two groups of eight pass through the staging area."""
+
+
+def make(slots, **how):
+    return InGraphPaging([HostStore(BIG)], slots, torch.device("cpu"), **how)
+
+
+def test_a_planar_arena_has_room_for_what_overflows_in_a_graph():
+    assert make(4).arena.shape.staging_rows == 16
+    assert make(4, planar=True).arena.shape.staging_rows == 32 - 4
+    assert make(4, planar=True, graph_choices=24).arena.shape.staging_rows == 24 - 4
+    assert make(4, planar=True, graph_choices=8).arena.shape.staging_rows == 16
+    assert make(4, planar=True, graph_choices=24, least_slots=2).arena.shape.staging_rows == 24 - 2
+
+
+def test_slots_shrink_no_further_than_a_graph_s_overflow_has_rows():
+    paging = make(6, planar=True, graph_choices=24, least_slots=4, most_slots=9)
+    for slots in (9, 4):
+        paging.resize(slots)
+        assert paging.state.slots == paging.arena.shape.slots == slots
+    with pytest.raises(ConfigError, match="between 4 and 32"):
+        paging.resize(3)
+
+
+def test_a_worker_counts_what_was_needed_after_its_warm_up():
+    worker = WorkerPaging(WispSettings(4), None, None)
+    worker.in_graph = make(4)
+    state = worker.in_graph.state
+    state.fields[:, 0] = 7  # the warm-up's steps
+    worker.forget_warm_up()
+    assert state.fields[:, 0].tolist() == [0]
+    state.ring.words[0, 0, 0], state.ring.words[1, 0, 0] = 0b11, 0b10
+    state.fields[:, 0] = 2
+    worker.routing.catch_up(exactly=True)
+    (curve,) = worker.routing.curves()
+    assert worker.routing.lost == 0
+    assert [curve.steps, curve.cold_misses, curve.misses[0]] == pytest.approx([2, 2, 3], rel=1e-2)  # fading a little
