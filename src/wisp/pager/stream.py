@@ -4,6 +4,9 @@ Loading them into slots would throw out every layer's working set once a prompt.
 staging area, group after group, while the engine computes the group before; the copies of the next layer start
 while the current layer still computes. Which expert is where the host knows from one look at the page tables
 before the first layer. Slots that are still free are filled on the way.
+
+The staging rows of a planar arena are also those of a step's overflow. That is safe since copies begin only once all
+that was launched before a streamed step is done, and the kernels of a streamed step wait for every one of them.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,12 +1,14 @@
 """What a worker's arena has room for, and may be resized to."""
 
+import time
+
 import pytest
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 from wisp.engines.vllm.in_graph import InGraphPaging  # noqa: E402
-from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
+from wisp.engines.vllm.paging import Publisher, WorkerPaging  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
@@ -49,3 +51,18 @@ def test_a_worker_counts_what_was_needed_after_its_warm_up():
     (curve,) = worker.routing.curves()
     assert worker.routing.lost == 0
     assert [curve.steps, curve.cold_misses, curve.misses[0]] == pytest.approx([2, 2, 3], rel=1e-2)  # fading a little
+
+
+def test_a_publisher_follows_a_warm_worker_and_stops():
+    worker = WorkerPaging(WispSettings(4), None, None)
+    worker.in_graph = make(4)
+    publisher = Publisher(worker)
+    publisher.start()
+    worker.forget_warm_up()
+    worker.in_graph.state.fields[:, 0] = 3
+    deadline = time.monotonic() + 20
+    while worker.routing.steps == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    publisher.stop()
+    assert not publisher.is_alive()
+    assert worker.routing.steps == pytest.approx(2, rel=1e-2)  # the newest may still be being written

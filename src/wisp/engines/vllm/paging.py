@@ -3,11 +3,11 @@
 vLLM builds layers one by one and hands them nothing of ours, so they meet here, by the engine's instance id.
 """
 
+import atexit
 import os
-import time
 import weakref
 from dataclasses import dataclass, field
-from threading import Thread
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -210,21 +210,29 @@ class Publisher(Thread):
     """Publishes a worker's counters now and then, for as long as the worker is there.
 
     It reads host memory that the device writes, and makes no call to the device until the engine is warm: a graph may
-    be being captured.
+    be being captured. At the end of the process it stops before the device's driver does.
     """
 
     def __init__(self, worker: WorkerPaging) -> None:
         super().__init__(name="wisp-counters", daemon=True)
         self._worker = weakref.ref(worker)
+        self._stopped = Event()
+        atexit.register(self.stop)
 
     def run(self) -> None:
         """Until the worker is dropped."""
-        while (worker := self._worker()) is not None:
+        while (worker := self._worker()) is not None and not self._stopped.is_set():
             worker.publish()
             if worker.routing is not None:
                 worker.routing.catch_up()
             del worker
-            time.sleep(PUBLISH_SECONDS)
+            self._stopped.wait(PUBLISH_SECONDS)
+        atexit.unregister(self.stop)
+
+    def stop(self) -> None:
+        """Publish no more."""
+        self._stopped.set()
+        self.join()
 
 
 def publish_all(_worker: object = None) -> None:
