@@ -15,7 +15,7 @@ from wisp.allocator.prediction import Row
 from wisp.units import format_bytes, format_seconds
 
 SHOWN_ROWS = 12
-CAPTION = "seqs: of full length in KV; lost: histories computed again; s/s: seconds lost a second"
+CAPTION = "seqs: of full length in KV; lost: histories recomputed; s/s: seconds lost a second"
 
 
 def serve_line(model: str, answer: Plan) -> str:
