@@ -23,6 +23,8 @@ from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine.llm_engine import LLMEngine
 
+from wisp.engines.vllm.paging import WorkerPaging
+
 LAYERS, EXPERTS, TOP_K, EXPERT_BYTES = 48, 128, 8, 3 * 2048 * 768 * 2
 SLOT_GIB = LAYERS * EXPERT_BYTES / GIB
 KV_BYTES_PER_TOKEN = 2 * 48 * 4 * 128 * 2
@@ -68,11 +70,18 @@ def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
     return args, EXPERTS if options.arm == "vllm-resident" else slots
 
 
+def resize(engine: LLMEngine, slots: int) -> None:
+    """Another number of slots, in place: neither graphs nor residents are lost."""
+    worker = WorkerPaging.of_instance(engine.vllm_config.instance_id)
+    assert worker.in_graph is not None
+    worker.in_graph.resize(slots)
+
+
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arm", choices=["wisp", "vllm-uva", "vllm-prefetch", "vllm-resident"], required=True)
-    parser.add_argument("--budget-gib", type=float, required=True)
+    parser.add_argument("--budget-gib", required=True, help="several, such as 67,44: the arm wisp is resized in place")
     parser.add_argument("--slots", type=int, default=0, help="instead of what the budget allows")
     parser.add_argument("--kv-tokens", type=int, default=16384)
     parser.add_argument("--batches", default="1,4,8")
@@ -81,38 +90,50 @@ def main() -> None:
     parser.add_argument("--compile-mode", type=int, default=3)
     options = parser.parse_args()
     dummy_loader.initialize_single_dummy_weight = dummy_weights.fill
-    locality = Locality()
-    trace = generate(256, LAYERS, STREAMS, EXPERTS, TOP_K, locality)
+    trace = generate(256, LAYERS, STREAMS, EXPERTS, TOP_K, Locality())
     RoutingSimulator.register_strategy(STRATEGY, TraceRouting(trace))
+    first, *others = map(float, options.budget_gib.split(","))
+    options.budget_gib = first
     args, resident = engine_args(options)
     free_before, _ = torch.cuda.mem_get_info()
     start = time.perf_counter()
     engine = LLMEngine.from_engine_args(args)
-    start_s = time.perf_counter() - start
-    result = {
-        "arm": options.arm,
-        "budget_gib": options.budget_gib,
-        "expert_slots": resident,
+    common = {
         "kv_tokens": options.kv_tokens,
-        "start_s": start_s,
+        "start_s": time.perf_counter() - start,
         "link_gb_s": link_rate() / 1e9,
-        "routing": describe(locality, trace),
-        "decode": {},
-        "ttft_s": {},
+        "routing": describe(Locality(), trace),
     }
+    reports = [{**common, **measure(engine, options, resident, free_before)}]
+    for options.budget_gib in others:
+        _, resident = engine_args(options)
+        resize(engine, resident)
+        reports.append({**common, **measure(engine, options, resident, free_before)})
+    print(json.dumps(reports), flush=True)
+
+
+def measure(engine: LLMEngine, options: argparse.Namespace, resident: int, free_before: int) -> dict[str, object]:
+    """What one budget gives."""
     warm_steps, measured_steps = WARM_STEPS, MEASURED_STEPS
     if options.arm in ("vllm-uva", "vllm-prefetch"):
         warm_steps, measured_steps = OFFLOAD_WARM_STEPS, OFFLOAD_MEASURED_STEPS
+    steps, ttft = {}, {}
     for batch in map(int, options.batches.split(",")):
-        result["decode"][batch] = decode(engine, batch, warm_steps=warm_steps, measured_steps=measured_steps)
-        print(json.dumps({batch: result["decode"][batch]}), flush=True)
+        steps[batch] = decode(engine, batch, warm_steps=warm_steps, measured_steps=measured_steps)
+        print(json.dumps({batch: steps[batch]}), flush=True)
     for tokens in filter(None, options.prompts.split(",")):
-        result["ttft_s"][tokens] = first_token(engine, int(tokens))
-        print(json.dumps({tokens: result["ttft_s"][tokens]}), flush=True)
+        ttft[tokens] = first_token(engine, int(tokens))
+        print(json.dumps({tokens: ttft[tokens]}), flush=True)
     free_after, _ = torch.cuda.mem_get_info()
-    result["peak_gpu_gib"] = (free_before - free_after) / GIB
-    result["peak_host_gib"] = host_peak_gib()
-    print(json.dumps(result), flush=True)
+    return {
+        "arm": options.arm,
+        "budget_gib": options.budget_gib,
+        "expert_slots": resident,
+        "decode": steps,
+        "ttft_s": ttft,
+        "peak_gpu_gib": (free_before - free_after) / GIB,
+        "peak_host_gib": host_peak_gib(),
+    }
 
 
 if __name__ == "__main__":

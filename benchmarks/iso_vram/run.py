@@ -1,7 +1,7 @@
 """Run the arms one after the other, each in a process of its own, and add their rows to results.json.
 
-    python run.py                               # everything: about 40 minutes on one H200
-    python run.py --arms wisp:32 vllm-uva:32    # some of it; rows of one call are comparable with each other
+    python run.py                                   # everything: about 20 minutes on one H200
+    python run.py --arms wisp:44,32 vllm-uva:32     # some of it; rows of one call are comparable with each other
 
 Rows of an earlier call with the same key (arm, budget, batch) are replaced.
 """
@@ -18,11 +18,12 @@ from pathlib import Path
 from rich.console import Console
 
 HERE = Path(__file__).parent
-BUDGETS_GIB = (23, 32, 44, 67)
 ARMS = (
     "vllm-resident:67",
-    *(f"{arm}:{budget}" for budget in BUDGETS_GIB for arm in ("wisp", "vllm-uva", "vllm-prefetch")),
+    "wisp:67,44,32,23",
+    *(f"{arm}:{budget}" for budget in (23, 32, 44) for arm in ("vllm-uva", "vllm-prefetch")),
 )
+"""At 67 GiB everything is resident in every arm."""
 ZERO_COPY_GB_S = 51.0
 """What a kernel reads over this link (measured on an H200, PCIe 5 x16); the copy engine's rate stands in the rows."""
 TIMEOUT_SECONDS = 300
@@ -30,14 +31,14 @@ TIMEOUT_SECONDS = 300
 console = Console()
 
 
-def run_arm(arm: str, budget_gib: str, more: list[str]) -> dict[str, object]:
-    """One arm's report."""
+def run_arm(arm: str, budget_gib: str, more: list[str]) -> list[dict[str, object]]:
+    """One arm's reports, one for each budget."""
     command = [sys.executable, str(HERE / "arm.py"), "--arm", arm, "--budget-gib", budget_gib, *more]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{arm} at {budget_gib} GiB ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    report: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return report
+    reports: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
+    return reports
 
 
 def rows_of(
@@ -65,11 +66,15 @@ def rows_of(
     return rows
 
 
-def merge(reports: list[dict[str, object]], machine: str, call: str, command: str) -> None:
-    """Add the rows of one call to results.json."""
-    path = HERE / "results.json"
+def merge(path: Path, reports: list[dict[str, object]], machine: str, call: str, command: str) -> None:
+    """Add the rows of one call to the results."""
     results = json.loads(path.read_text()) if path.exists() else {"calls": {}, "rows": []}
-    resident = {b: d["step_s"] for r in reports if r["arm"] == "vllm-resident" for b, d in r["decode"].items()}
+    resident = {
+        str(row["batch"]): row["step_s"]
+        for row in results["rows"]
+        if row["arm"] == "vllm-resident" and row["call"] == call
+    }
+    resident |= {b: d["step_s"] for r in reports if r["arm"] == "vllm-resident" for b, d in r["decode"].items()}
     fresh = [row for report in reports for row in rows_of(report, resident, machine, call)]
 
     def key(row: dict[str, object]) -> tuple[object, ...]:
@@ -78,7 +83,7 @@ def merge(reports: list[dict[str, object]], machine: str, call: str, command: st
     taken = {key(row) for row in fresh}
     results["rows"] = sorted([row for row in results["rows"] if key(row) not in taken] + fresh, key=key)
     results["calls"][call] = {
-        "command": command,
+        "commands": sorted({*results["calls"].get(call, {}).get("commands", []), command}),
         "machine": machine,
         "versions": {name: version(name) for name in ("vllm", "torch", "triton")},
         "routing": reports[0]["routing"],
@@ -90,18 +95,29 @@ def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arms", nargs="+", default=ARMS, metavar="ARM:GIB")
+    parser.add_argument("--results", type=Path, default=HERE / "results.json")
+    parser.add_argument("--call", help="continue this one, on the machine that it ran on; the default is a new one")
     options, more = parser.parse_known_args()
     import torch
 
     machine = f"{torch.cuda.get_device_name()}, {platform.processor() or platform.machine()}"
-    call = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M")
-    reports = []
+    call = options.call or datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M")
+    command = " ".join(["python", "benchmarks/iso_vram/run.py", *sys.argv[1:]])
+    failed = []
     for number, name in enumerate(options.arms, 1):
         arm, budget_gib = name.split(":")
-        with console.status(f"{number} of {len(options.arms)}: {arm} at {budget_gib} GiB"):
-            reports.append(run_arm(arm, budget_gib, more))
-        merge(reports, machine, call, " ".join(["python", "benchmarks/iso_vram/run.py", *sys.argv[1:]]))
-        console.print(f"{arm} at {budget_gib} GiB: {reports[-1]['decode']}")
+        try:
+            with console.status(f"{number} of {len(options.arms)}: {arm} at {budget_gib} GiB"):
+                reports = run_arm(arm, budget_gib, more)
+        except (RuntimeError, subprocess.TimeoutExpired) as error:
+            failed.append(name)
+            console.print(f"{name}: {error}", markup=False)
+            continue
+        merge(options.results, reports, machine, call, command)
+        for report in reports:
+            console.print(f"{arm} at {report['budget_gib']} GiB: {report['decode']} {report['ttft_s']}", markup=False)
+    if failed:
+        sys.exit(f"not measured: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

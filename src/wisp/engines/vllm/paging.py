@@ -80,6 +80,11 @@ class WorkerPaging:
             warm_up.install(_forget_warm_up)
         return worker
 
+    @classmethod
+    def of_instance(cls, instance_id: str) -> "WorkerPaging":
+        """The one in this process of the engine with this instance id; KeyError if there is none."""
+        return _workers[instance_id]
+
     def check_room(self, layer_bytes: int) -> None:
         """Check what one more layer takes of the host memory against what was free, before anything is loaded.
 
