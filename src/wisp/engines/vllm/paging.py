@@ -144,7 +144,10 @@ class WorkerPaging:
         if self.in_graph is None:
             self._check_in_graph()
             broken = self.settings.break_expert
-            self.in_graph = InGraphPaging(self.stores, self.settings.expert_slots, device, broken=broken)
+            most_slots = self.stores[0].num_experts  # addresses are free, memory is taken as slots are asked for
+            self.in_graph = InGraphPaging(
+                self.stores, self.settings.expert_slots, device, most_slots=most_slots, broken=broken
+            )
             Publisher(self).start()
         partial_outputs = self._partial_outputs_for(layer, device)
         kernel = InGraphKernel(experts, self.in_graph, place, partial_outputs, self._graph_tokens())
