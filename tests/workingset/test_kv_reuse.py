@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from wisp.errors import ConfigError
 from wisp.kv_trace import KvEvent, KvTrace
 from wisp.simulate import simulate_kv
-from wisp.workingset import KvReuse
+from wisp.workingset import BlockHistogram, KvReuse
 
 STEPS = st.lists(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=6), max_size=25)
 """Steps of (block, whether it was computed though it was there)."""
@@ -44,6 +44,16 @@ def test_depths_equal_a_replay_at_every_size(steps):
     curve = reuse.curve()
     for blocks in range(curve.num_experts + 1):
         assert curve.misses_at(blocks) == reuse.new_blocks + reuse.lost(blocks)
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=25))
+def test_the_online_histogram_counts_the_same(steps):
+    trace = kv_trace(steps)
+    reuse, histogram = KvReuse.of(trace), BlockHistogram(max_blocks=12, half_life_steps=None)
+    for number in range(len(steps)):
+        histogram.observe(trace.blocks[trace.steps == number], number)
+    for blocks in range(1, 13):
+        assert histogram.curve().misses_at(blocks) == reuse.new_blocks + reuse.lost(blocks)
 
 
 def test_a_pool_in_between_keeps_the_beginning_of_a_conversation():

@@ -3,7 +3,8 @@
 A block below the `max_blocks` uppermost of the LRU stack is a miss at every capacity of interest, so it is forgotten:
 what lies above a block never depends on what lies below it. Hence bounded memory with no sampling error.
 
-References are counted in batches with numpy alone (`wisp.workingset.places`), the stack before the batch first.
+Depths are those in the stack before the step, as in `wisp.workingset.kv_reuse`, which says why. References are counted
+in batches of whole steps with numpy alone (`wisp.workingset.places`), the stack before the batch first.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from wisp.errors import ConfigError
 from wisp.workingset.curve import MissCurve
 from wisp.workingset.histogram import HALF_LIFE_STEPS, check_half_life, decay
-from wisp.workingset.places import previous_places, stack_depths
+from wisp.workingset.places import depths_before_step, previous_places
 
 MAX_BLOCKS = 65_536
 """The default bound: a million tokens in blocks of 16, 96 GiB of KV of Qwen3-30B-A3B."""
@@ -49,7 +50,9 @@ class BlockHistogram:
     def observe(self, blocks: NDArray[np.uint64], step: int) -> None:
         """References to blocks (64-bit names, such as the first bytes of their hashes), made in this step, in order.
 
-        Steps count from 0 and never fall; one may be given in parts, and one without references left out.
+        A request's blocks are given from the last to the first, so that it is evicted from its end. Steps count from 0
+        and never fall; one may be given in parts, and one without references left out. A step of more references than
+        a batch has (65,536, or `max_blocks`) is counted as several.
 
         Raises:
             ConfigError: a step before the last one, or names of another type.
@@ -67,13 +70,14 @@ class BlockHistogram:
             self._waiting_count += taken
             blocks = blocks[taken:]
             if self._waiting_count == len(self._waiting):
-                self._count()
+                self._count(self._waiting_before(step) or self._waiting_count)
 
     def curve(self, step: int | None = None) -> MissCurve:
         """The curve as of the end of `step`, the last one observed if left out, with blocks in the place of slots.
 
-        Each reference counts as a step of its own, so that the misses equal those of an LRU replay at every
-        capacity from 1 to `max_blocks`; `cold_misses` are those of `max_blocks`: first references and deeper ones.
+        The misses equal those of `wisp.simulate.simulate_kv` at every capacity from 1 to `max_blocks`; `cold_misses`
+        are those of `max_blocks`: first references and deeper ones. What is observed of the last step after this
+        counts as another step.
 
         Raises:
             ConfigError: `step` lies before the last one.
@@ -81,7 +85,7 @@ class BlockHistogram:
         now = self._step if step is None else step
         if now < self._step:
             raise ConfigError(f"step {now} is over: step {self._step} has been observed")
-        self._count()
+        self._count(self._waiting_count)
         fade = decay(now - self._weighed_at, self.half_life_steps)
         return MissCurve.from_depths(self._warm * fade, self._beyond * fade, self._steps_until(now), 1)
 
@@ -92,20 +96,29 @@ class BlockHistogram:
         fade = decay(1, self.half_life_steps)
         return (1 - decay(now + 1, self.half_life_steps)) / (1 - fade)
 
-    def _count(self) -> None:
-        """Count what waits."""
-        if not self._waiting_count:
+    def _waiting_before(self, step: int) -> int:
+        """How much of what waits belongs to earlier steps."""
+        return int(np.searchsorted(self._waiting_steps[: self._waiting_count], step))
+
+    def _count(self, count: int) -> None:
+        """Count the first so many of what waits."""
+        if not count:
             return
-        steps = self._waiting_steps[: self._waiting_count]
-        names = np.concatenate([self._stack, self._waiting[: self._waiting_count]])
-        self._waiting_count = 0
+        steps = self._waiting_steps[:count].copy()
+        names = np.concatenate([self._stack, self._waiting[:count]])
+        rest = self._waiting_count - count
+        self._waiting[:rest] = self._waiting[count : self._waiting_count]
+        self._waiting_steps[:rest] = self._waiting_steps[count : self._waiting_count]
+        self._waiting_count = rest
         fade = decay(int(steps[-1]) - self._weighed_at, self.half_life_steps)
         self._weighed_at = int(steps[-1])
         self._warm *= fade
         self._beyond *= fade
 
         before, latest = previous_places(names)
-        depths = stack_depths(before)[len(self._stack) :]
+        starts = np.flatnonzero(np.diff(steps, prepend=-1))
+        start = np.repeat(starts, np.diff(starts, append=count)) + len(self._stack)
+        depths = depths_before_step(before, np.concatenate([np.arange(len(self._stack)), start]))[len(self._stack) :]
         self._stack = names[latest[-self.max_blocks :]]
         near = depths < self.max_blocks
         if self.half_life_steps is None:

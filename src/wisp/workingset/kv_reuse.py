@@ -5,7 +5,7 @@ request ends, the last block first (vLLM 0.32, `SingleTypeKVCacheManager.free`, 
 are evicted by last use, and of one conversation from its end. So, as for experts, depths are those in the stack *as it
 stood before the step*; afterwards the step's references are on top in order, a request's first block uppermost. A
 conversation of m blocks that comes back at depth D then reaches D to D + m - 1, and a pool in between keeps its
-beginning. (Counted one by one, as `BlockHistogram` counts, all of them reach D + m - 1.)
+beginning. (Looked up one by one, all of them would reach D + m - 1.)
 
 Two bounds of this. A block goes back when its request ends, not when the step does: where requests run side by side,
 those of a long one seem older than they are. And a running request holds one block more, which is not full.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from wisp.kv_trace import KvEvent, KvTrace
 from wisp.workingset.curve import MissCurve
-from wisp.workingset.places import greater_before, previous_places
+from wisp.workingset.places import depths_before_step, previous_places
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class KvReuse:
         starts = np.flatnonzero(np.diff(trace.steps, prepend=-1))
         start = np.repeat(starts, np.diff(starts, append=len(before)))
         again = np.flatnonzero((before >= 0) & (trace.events != KvEvent.DUPLICATE))
-        depths = _depths_before(before, start)[again]
+        depths = depths_before_step(before, start)[again]
         firsts = np.bincount(start, weights=before < start, minlength=1)
         return cls(
             depths,
@@ -80,21 +80,3 @@ class KvReuse:
         warm = np.bincount(self.depths, minlength=self.distinct_blocks)
         steps = float(self.steps[-1] + 1) if self.returns else 1.0
         return MissCurve.from_depths(warm, float(self.new_blocks), steps, self.widest_step)
-
-
-def _depths_before(before: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[references]: the depth before the step; 0 of a name that its own step has had already; -1 of a first reference.
-
-    Args:
-        before: [references]: where each name was last, -1 at its first place.
-        start: [references]: where the step of each begins.
-    """
-    depths = np.where(before >= start, 0, -1)
-    again = np.flatnonzero(before >= 0)
-    last = before[again]
-    # of the names between, those that return: counted over all places before, less those within the step
-    returned = greater_before(last) - greater_before(last + start[again] * np.int64(len(before) + 1))
-    deep = start[again] - last - 1 - returned
-    earlier = last < start[again]
-    depths[again[earlier]] = deep[earlier]
-    return depths

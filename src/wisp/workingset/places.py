@@ -1,11 +1,11 @@
 """Stack depths from the places at which each name of a sequence stood before: a count of inversions, with numpy alone.
 
-Number the references in time. If a name is referenced at t and was last at p, then t - p - 1 references lie between,
-and each that returns to a name first referenced after p names no new one:
+Number the references in time. If a name is referenced at t, in a step that begins at s, and was last at p before s,
+then s - p - 1 references lie between, and each that returns to a name last referenced after p names no new one:
 
-    depth(t) = t - p - 1 - #{u < t : p(u) > p(t)}
+    depth(t) = s - p - 1 - #{u < s : p(u) > p(t)}
 
-(Bennett and Kruskal, "LRU stack processing", 1975, count the same with a tree).
+(Bennett and Kruskal, "LRU stack processing", 1975, count the same with a tree, for steps of one reference.)
 """
 
 import numpy as np
@@ -30,12 +30,21 @@ def previous_places(names: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArr
     return before, latest
 
 
-def stack_depths(before: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The depth of each reference from the place of the one before to the same block; huge at the first."""
+def depths_before_step(before: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The depth of each reference in the stack before its step: 0 if the step has had the name, NEVER if it is new.
+
+    Args:
+        before: [references]: where each name was last, -1 at its first place.
+        start: [references]: where the step of each begins; never falls.
+    """
+    depths = np.where(before >= start, 0, NEVER)
     again = np.flatnonzero(before >= 0)
+    # within a step by ascending p, so that none of its own references counts
+    again = again[np.argsort(start[again] * np.int64(len(before) + 1) + before[again])]
     last = before[again]
-    depths = np.full(len(before), NEVER)
-    depths[again] = again - last - 1 - greater_before(last)
+    deep = start[again] - last - 1 - greater_before(last)
+    earlier = last < start[again]
+    depths[again[earlier]] = deep[earlier]
     return depths
 
 
