@@ -30,7 +30,7 @@ class KvReuse:
     steps: NDArray[np.int64]
     """[returns]: the step of each."""
     new_blocks: int
-    """References to blocks that had not been there before."""
+    """References to blocks that had not been there before; a hit on one from before the recording counts as such."""
     computed_twice: int
     """References to blocks that were filled though they were there: no pool saves them, none is charged for them."""
     widest_step: int
