@@ -91,11 +91,17 @@ def traced_kv(recording: Recording, layout: KvLayout, workload: Workload) -> Tra
     if kv is None or not len(kv.blocks):
         raise TraceError("the trace has no KV references; record it with wisp record, on prompts of more than a block")
     if prefill is None or requests is None or tokens is None:
-        raise TraceError("the trace does not count the tokens of its prompts beside its KV references; record it anew")
+        raise TraceError(
+            "the trace does not count the tokens of its prompts beside its KV references; record it anew, or give "
+            "--conversations N to plan by the prior"
+        )
     decoded = tokens - prefill
     turns = int((requests - decoded)[prefill > 0].sum())
     if not turns:
-        raise TraceError("no step of the trace computes a prompt, so its KV references tell nothing about turns")
+        raise TraceError(
+            "no step of the trace computes a prompt, so its KV references tell nothing about turns; record for longer, "
+            "or give --conversations N to plan by the prior"
+        )
     reuse = KvReuse.of(kv)
     recomputed = kv.count(KvEvent.CAPACITY_MISS) * kv.block_tokens
     turn = replace(
