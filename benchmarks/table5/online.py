@@ -2,7 +2,8 @@
 
 Every `EVERY` turns it plans anew by the references of the last `WINDOW` turns, and the slots hold until the next plan.
 The bound: every slot gained begins with a fault, and a block is charged as lost if any of the pools since its last use
-was too small for its depth now. What moving memory takes, milliseconds a time, is left out.
+was too small for its depth now. The first half counts as run under the first plan. What moving memory takes,
+milliseconds a time, is left out.
 """
 
 from dataclasses import replace
