@@ -27,6 +27,21 @@ _COMMON: dict[str, Any] = {
 }
 _QWEN_MOE = {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "decoder_sparse_step": 1}
 
+_LATENT: dict[str, Any] = {
+    "n_routed_experts": 16,
+    "num_experts_per_tok": 4,
+    "n_group": 4,
+    "topk_group": 2,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 32,
+    "intermediate_size": 128,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 32,
+}
+
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {**_QWEN_MOE, "intermediate_size": 128, "head_dim": 64, "norm_topk_prob": True}),
     "qwen2_moe": ("Qwen2Moe", {**_QWEN_MOE, "intermediate_size": 128, "shared_expert_intermediate_size": 64}),
@@ -59,6 +74,62 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
             "intermediate_size": 64,
             "head_dim": 64,
             "num_hidden_layers": 2,
+        },
+    ),
+    "deepseek_v2": (  # one latent vector a token in the KV cache, groups, two shared experts, a dense first layer
+        "DeepseekV2",
+        {
+            **_LATENT,
+            "n_shared_experts": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 1.5,
+            "norm_topk_prob": False,
+        },
+    ),
+    "deepseek_v3": (  # the same with sigmoid scores and a bias on them
+        "DeepseekV3",
+        {**_LATENT, "n_shared_experts": 1, "num_nextn_predict_layers": 0},
+    ),
+    "minimax_m2": (  # sigmoid scores with a bias, no groups
+        "MiniMaxM2",
+        {
+            "num_local_experts": 16,
+            "num_experts_per_tok": 4,
+            "intermediate_size": 32,
+            "head_dim": 64,
+            "rotary_dim": 32,
+            "scoring_func": "sigmoid",
+            "use_routing_bias": True,
+        },
+    ),
+    "qwen3_next": (  # linear attention between; a gated shared expert
+        "Qwen3Next",
+        {
+            **_QWEN_MOE,
+            "num_hidden_layers": 2,
+            "intermediate_size": 128,
+            "shared_expert_intermediate_size": 32,
+            "head_dim": 64,
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
+    "granitemoehybrid": (  # Mamba 2 layers between; a shared expert
+        "GraniteMoeHybrid",
+        {
+            "num_hidden_layers": 2,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "intermediate_size": 64,
+            "shared_intermediate_size": 64,
+            "layer_types": ["mamba", "attention"],
+            "mamba_n_heads": 4,
+            "mamba_d_state": 16,
+            "mamba_d_head": 32,
+            "position_embedding_type": "rope",
         },
     ),
     "dense": ("Qwen3", {"intermediate_size": 128, "head_dim": 64}),

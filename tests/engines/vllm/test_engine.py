@@ -105,13 +105,9 @@ def refused(engines, checkpoint):
     wisp = {"expert_slots": 5}
     return engines(
         {
-            "own class": make_request(checkpoint("gpt_oss"), wisp),
-            "transformers": make_request(moe, wisp, model_impl="transformers"),
             "host memory": make_request(moe, {**wisp, "host_memory": "1GiB"}),
             "dense": make_request(checkpoint("dense"), wisp),
             "below top-k": make_request(moe, {"expert_slots": 3}),
-            "own class, stock": {**make_request(checkpoint("gpt_oss")), "phases": []},
-            "transformers, stock": {**make_request(moe, model_impl="transformers"), "phases": []},
         },
         **EAGER,
     )
@@ -120,8 +116,6 @@ def refused(engines, checkpoint):
 @pytest.mark.parametrize(
     ("name", "kind", "message"),
     [
-        ("own class", "UnsupportedError", "brings a class of experts of its own, GptOssRoutedExperts"),
-        ("transformers", "UnsupportedError", "TransformersRoutedExperts, which cannot be paged yet; serve it without"),
         ("host memory", "HostMemoryError", "needs 756KiB of host memory, but host_memory in the wisp configuration"),
         ("dense", "UnsupportedError", "has no routed experts"),
         ("below top-k", "ConfigError", "set expert_slots to 4 or more"),
@@ -131,12 +125,6 @@ def test_what_cannot_be_paged_does_not_start(refused, name, kind, message):
     error, text = refused[name]["error"]
     assert error == kind
     assert message in text
-
-
-@pytest.mark.parametrize("name", ["own class, stock", "transformers, stock"])
-def test_without_a_configuration_it_starts(refused, name):
-    assert "error" not in refused[name]
-    assert all(layer["own"] == layer["kernel_own"] == [] for layer in refused[name]["layers"])
 
 
 @pytest.fixture(scope="module")

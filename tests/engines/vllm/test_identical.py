@@ -79,6 +79,11 @@ MODELS: dict[str, tuple[tuple[Any, ...], dict[str, Any], int, dict[str, Any]]] =
     "one expert a token": (("qwen3_moe",), {"num_experts_per_tok": 1}, 1, {}),
     "all experts a token": (("qwen3_moe",), {"num_experts": 4}, 4, {}),
     "untied top-k": (("qwen3_moe",), {"norm_topk_prob": False, "num_experts": 24, "num_experts_per_tok": 6}, 7, {}),
+    "biases, a class of its own": (("gpt_oss",), {}, 3, {}),
+    "the Transformers backend": (("qwen3_moe",), {}, 5, {"model_impl": "transformers"}),
+    "latent attention": (("deepseek_v2",), {}, 5, {}),
+    "sigmoid scores, with a bias": (("minimax_m2",), {}, 5, {}),
+    "state-space layers between": (("granitemoehybrid",), {}, 3, {}),
     "random weights": (("qwen3_moe",), {}, 5, {"load_format": "dummy"}),
 }
 """Name -> what `checkpoint` makes, its overrides, the slots, arguments of the engine."""
@@ -97,6 +102,21 @@ def models(engines, checkpoint):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_of_model(models, name):
     assert_identical(models[f"{name}, paged"], models[f"{name}, stock"])
+
+
+@pytest.mark.parametrize(
+    ("name", "own"),
+    [
+        ("biases, a class of its own", "vllm.model_executor.models.gpt_oss.GptOssRoutedExperts"),
+        ("the Transformers backend", "vllm.model_executor.models.transformers.moe.TransformersRoutedExperts"),
+    ],
+)
+def test_a_models_own_class_is_paged_where_wisp_is_configured_alone(models, name, own):
+    stock, paged = (models[f"{name}, {which}"]["layers"] for which in ("stock", "paged"))
+    assert {layer["class"] for layer in stock} == {own}
+    assert all(layer["own"] == layer["kernel_own"] == [] for layer in stock)
+    assert {layer["class"].rpartition(".")[2] for layer in paged} == {f"Paged{own.rpartition('.')[2]}"}
+    assert all(layer["slots_true"] for layer in paged)
 
 
 def test_models_differ(models):

@@ -1,42 +1,41 @@
-"""`RoutedExperts.__init__`: refuse a model's own class of routed experts.
+"""`RoutedExperts.__new__`: page a model's own class of routed experts too.
 
 Why: vLLM looks a replacement up by the name of the class, so that a subclass (of gpt-oss, DBRX or the Transformers
 backend) is built as it is; with wisp configured it would be served unpaged, in silence.
-What: raises for such a class where wisp is configured, before it has created anything; calls the original otherwise.
-Versions: 0.32. Ends when: those classes can be paged, or vLLM replaces subclasses too.
+What: where wisp is configured, an instance of such a class is made of a class that has the paged layer before it:
+the paged layer creates, pages and runs the experts, the model's class loads them as it always does.
+Versions: 0.32. Ends when: vLLM replaces subclasses too.
 """
 
-from functools import wraps
 from typing import Any
+
+_mixed: dict[type, type] = {}
+"""A model's own class -> its paged form: one for each, since vLLM compares layers by type."""
 
 
 def install(paged: type) -> None:
-    """Refuse all subclasses but `paged`."""
+    """Build subclasses of `RoutedExperts` with `paged` mixed in where wisp is configured."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    original = RoutedExperts.__init__
+    original = RoutedExperts.__new__
 
-    @wraps(original)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        if type(self) is not RoutedExperts and not isinstance(self, paged):
-            _refuse_if_configured(type(self).__name__)
-        original(self, *args, **kwargs)
+    def __new__(cls: type, *args: Any, **kwargs: Any) -> Any:  # noqa: N807
+        if cls is not RoutedExperts and not issubclass(cls, paged) and _is_configured():
+            cls = _mixed[cls] if cls in _mixed else _mixed.setdefault(cls, _mix(paged, cls))
+        return original(cls, *args, **kwargs)
 
-    RoutedExperts.__init__ = __init__
+    RoutedExperts.__new__ = staticmethod(__new__)
 
 
-def _refuse_if_configured(class_name: str) -> None:
+def _mix(paged: type, own: type) -> type:
+    return type(f"Paged{own.__name__}", (paged, own), {"__doc__": f"`{own.__name__}` whose weights are slots."})
+
+
+def _is_configured() -> bool:
     from vllm.config import get_current_vllm_config
 
     from wisp.engines.vllm import failure
     from wisp.engines.vllm.settings import WispSettings
-    from wisp.errors import UnsupportedError
 
-    vllm_config = get_current_vllm_config()
-    if WispSettings.of(vllm_config) is None:
-        return
     with failure.handed_over():
-        raise UnsupportedError(
-            f"{vllm_config.model_config.model} brings a class of experts of its own, {class_name}, which cannot be "
-            f"paged yet; serve it without wisp, or leave out --model-impl transformers if you gave it"
-        )
+        return WispSettings.of(get_current_vllm_config()) is not None
