@@ -1,6 +1,6 @@
 """Keep a paged server busy with clients that come, go and vanish, then look whether it is still right.
 
-    python benchmarks/soak/run.py [--minutes 10] [--model demo/model] [--slots 8] [any flag of `vllm serve`]
+    python benchmarks/soak/run.py [--minutes 10 | --seconds 600] [--slots 8] [any flag of `vllm serve`]
 
 Two servers run one after the other, with the same flags: `wisp serve` under load, and stock vLLM for a comparison.
 Writes results.json beside itself and exits with 1 if a check fails; the checks are in `checks`.
@@ -55,7 +55,7 @@ FLAGS = (
     *("--max-num-batched-tokens", str(CHUNK_TOKENS), "--block-size", "32", "--num-gpu-blocks-override", "49"),
 )
 """KV blocks for 1568 tokens, which eight requests outgrow: some are preempted."""
-EXTENSION = "wisp.engines.vllm.integrity.IntegrityExtension"
+EXTENSION = "wisp.engines.vllm.device_memory.DeviceMemoryExtension"
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # how a CPU kernel divides its sums among threads shows in the bits
     "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -80,6 +80,9 @@ class Tally:
     not_sensible: list[str] = field(default_factory=list)
     memory: list[tuple[float, float, float]] = field(default_factory=list)
     """Seconds since the load began, MiB of the front end, MiB of the engine's processes."""
+    device_memory: list[tuple[float, float, float]] = field(default_factory=list)
+    """Seconds since the load began, MiB that the workers' allocators have given out, MiB that they hold of the GPU."""
+    decided_on: set[str | None] = field(default_factory=set)
     integrity: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -210,6 +213,7 @@ async def soak(server: Server, text: list[int], minutes: float, seed: int, *, pa
         ]
         if paged:
             watchers.append(asyncio.create_task(every(INTEGRITY_SECONDS, watch_integrity, server, tally)))
+            watchers.append(asyncio.create_task(every(MEMORY_SECONDS, watch_device_memory, server, tally, start)))
         await Clients(server, text, tally, seed).run(seconds)
         for watcher in watchers:
             watcher.cancel()
@@ -238,12 +242,26 @@ async def watch_memory(server: Server, tally: Tally, start: float) -> None:
     tally.memory.append((round(time.monotonic() - start, 1), round(sizes[0], 2), round(sum(sizes[1:]), 2)))
 
 
+async def watch_device_memory(server: Server, tally: Tally, start: float) -> None:
+    """Of all workers together, between two of their steps."""
+    workers = await ask_workers(server, "wisp_device_memory")
+    held = [sum(worker[key] for worker in workers) / 2**20 for key in ("allocated_bytes", "reserved_bytes")]
+    tally.device_memory.append((round(time.monotonic() - start, 1), round(held[0], 2), round(held[1], 2)))
+    tally.decided_on |= {worker["decided_on"] for worker in workers}
+
+
 async def watch_integrity(server: Server, tally: Tally) -> None:
     """Every worker's check, between two of its steps."""
+    tally.integrity += await ask_workers(server, "wisp_check_integrity")
+
+
+async def ask_workers(server: Server, method: str) -> list[dict[str, Any]]:
+    """What a method of the worker extension returns, worker by worker."""
     async with httpx.AsyncClient(timeout=ANSWER_SECONDS) as client:
-        response = await client.post(f"{server.url}/collective_rpc", json={"method": "wisp_check_integrity"})
+        response = await client.post(f"{server.url}/collective_rpc", json={"method": method})
     response.raise_for_status()
-    tally.integrity += response.json()["results"]
+    results: list[dict[str, Any]] = response.json()["results"]
+    return results
 
 
 async def show(tally: Tally, status: Status, start: float, seconds: float) -> None:
@@ -295,6 +313,18 @@ def memory_figures(samples: Sequence[tuple[float, float, float]]) -> dict[str, A
     return figures
 
 
+def device_memory_figures(samples: Sequence[tuple[float, float, float]]) -> dict[str, Any]:
+    """A line through what follows the first third; zeros without a GPU."""
+    later = samples[len(samples) // 3 :]
+    minutes = [seconds / 60 for seconds, *_ in later]
+    return {
+        "median_held_mib": round(median(held for *_, held in later), 1),
+        "allocated_growth_mib_per_minute": round(linear_regression(minutes, [a for _, a, _ in later]).slope, 3),
+        "held_growth_mib_per_minute": round(linear_regression(minutes, [held for *_, held in later]).slope, 3),
+        "samples_s_allocated_mib_held_mib": [list(sample) for sample in samples[::6]],
+    }
+
+
 def sample(server: Server, text: list[int]) -> list[dict[str, Any]]:
     """Some answers, one at a time, with every bit that the server sends of their probabilities."""
     answers = []
@@ -319,6 +349,8 @@ def checks(result: dict[str, Any]) -> dict[str, bool]:
     """What has to hold."""
     requests, integrity, sampled = result["requests"], result["integrity"], result["sample"]
     growth, bound = result["memory"]["whole_growth_mib_per_minute"], MOST_GROWTH_MIB_PER_MINUTE
+    held = result["device_memory"]["held_growth_mib_per_minute"]
+    asked = result["decided_on_asked"]
     return {
         "every kind of client was there, and requests were preempted": result["preemptions"] > 0
         and all(requests[kind] > 0 for kind in KINDS),
@@ -326,6 +358,9 @@ def checks(result: dict[str, Any]) -> dict[str, bool]:
         "every finished request had a sensible answer": not result["not_sensible"],
         "nothing is left running, waiting or holding KV blocks": not any(result["left_when_idle"].values()),
         f"memory grows by less than {bound:g} MiB a minute after the first third": growth < bound,
+        f"GPU memory grows by less than {bound:g} MiB a minute after the first third": held < bound,
+        f"paging was decided on the {asked or 'device or the host'}": len(result["decided_on"]) == 1
+        and asked in (None, *result["decided_on"]),
         "every slot holds its expert, under load and at the end": integrity["wrong"] == 0
         and integrity["residents_at_the_end"] > 0,
         "the sample is identical to the unpaged server's": sampled["identical"] == sampled["answers"] > 0,
@@ -402,6 +437,8 @@ def main() -> int:
     """Run both servers; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--seconds", type=float, help="in place of --minutes")
+    parser.add_argument("--decided-on", choices=["device", "host"], help="fail if paging was decided elsewhere")
     parser.add_argument("--model", default="demo/model")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0, help="of the clients' choices")
@@ -411,6 +448,8 @@ def main() -> int:
     parser.add_argument("--machine", help='the kind of machine in words: "2-core x86-64 VM"')
     parser.add_argument("--results", type=Path, default=Path(__file__).with_name("results.json"))
     options, flags = parser.parse_known_args()
+    if options.seconds is not None:
+        options.minutes = options.seconds / 60
 
     console.print(f"1. wisp serve {options.model} --expert-slots {options.slots}, {CLIENTS} clients")
     paged = ("wisp.cli.main", "serve", options.model, "--expert-slots", str(options.slots))
@@ -456,6 +495,9 @@ def main() -> int:
         },
         "left_when_idle": left,
         "memory": memory_figures(tally.memory),
+        "device_memory": device_memory_figures(tally.device_memory),
+        "decided_on": sorted(map(str, tally.decided_on)),
+        "decided_on_asked": options.decided_on,
         "integrity": {
             "checks_under_load": under_load,
             "layers": tally.integrity[-1]["layers"],
