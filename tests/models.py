@@ -88,7 +88,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v3": (  # the same with sigmoid scores and a bias on them
         "DeepseekV3",
-        {**_LATENT, "n_shared_experts": 1, "num_nextn_predict_layers": 0},
+        {
+            **_LATENT,
+            "n_shared_experts": 1,
+            "num_nextn_predict_layers": 0,
+            "topk_method": "noaux_tc",
+            "scoring_func": "sigmoid",
+        },
     ),
     "minimax_m2": (  # sigmoid scores with a bias, no groups
         "MiniMaxM2",
@@ -150,6 +156,27 @@ def make_checkpoint(kind: str, path: Path, dtype: torch.dtype = torch.bfloat16, 
             if "experts" in name and name.endswith("bias"):
                 parameter.normal_(std=0.5)  # zero at first, and a bias of zero hides that it is another expert's
     model.to(dtype).save_pretrained(path)
+    return path
+
+
+def make_mtp_checkpoint(path: Path) -> Path:
+    """A GLM-4-MoE checkpoint whose last layer predicts a further token (MTP): a draft model with experts."""
+    from safetensors.torch import load_file, save_file
+
+    make_checkpoint("glm4_moe", path, num_hidden_layers=4)
+    config = json.loads((path / "config.json").read_text())
+    last = config["num_hidden_layers"] - 1
+    config |= {"num_hidden_layers": last, "num_nextn_predict_layers": 1}
+    (path / "config.json").write_text(json.dumps(config))
+    tensors = load_file(path / "model.safetensors")
+    hidden = config["hidden_size"]
+    for name in ("enorm", "hnorm", "shared_head.norm"):
+        tensors[f"model.layers.{last}.{name}.weight"] = torch.ones(hidden, dtype=torch.bfloat16)
+    joined = torch.randn(hidden, 2 * hidden, generator=torch.Generator().manual_seed(1)) / 8
+    tensors[f"model.layers.{last}.eh_proj.weight"] = joined.to(torch.bfloat16)
+    tensors[f"model.layers.{last}.shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    tensors[f"model.layers.{last}.embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     return path
 
 

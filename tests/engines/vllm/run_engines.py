@@ -59,8 +59,11 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
+    from wisp.engines.vllm.counter_files import of_engine
+
     core = llm.llm_engine.engine_core.engine_core
-    schedule = _record_schedule(core.scheduler)
+    instance = llm.llm_engine.vllm_config.instance_id
+    schedule, drafted = _record_schedule(core.scheduler)
     layers = _layers(core)
     plans = {layer.layer_name: _record_plans(layer) for layer in layers if hasattr(layer, "pager")}
     phases = []
@@ -82,7 +85,10 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         "schedule": schedule,
         "plans": plans,
         "layers": [_state(layer) for layer in layers],
-        "counters": _counters(llm.llm_engine.vllm_config.instance_id) if request["wisp"] else [],
+        "counters": _counters(of_engine(instance)) if request["wisp"] else [],
+        "drafted": drafted,
+        "draft_layers": [_state(layer) for layer in _draft_layers(core)],
+        "draft_counters": _counters(of_engine(instance, draft=True)) if request["wisp"] else [],
     }
 
 
@@ -91,8 +97,10 @@ def _exact(position: dict[int, Any]) -> list[list[Any]]:
     return [[token, entry.logprob.hex()] for token, entry in position.items()]
 
 
-def _record_schedule(scheduler: Any) -> list[dict[str, int]]:
+def _record_schedule(scheduler: Any) -> tuple[list[dict[str, int]], list[list[int]]]:
+    """Tokens a step by request, and the ids that a draft has proposed for each."""
     steps: list[dict[str, int]] = []
+    drafted: list[list[int]] = []
     numbers: dict[str, str] = {}  # request ids are random in part, so they are counted as they come
     original = scheduler.schedule
 
@@ -100,21 +108,33 @@ def _record_schedule(scheduler: Any) -> list[dict[str, int]]:
         output = original(*args, **kwargs)
         scheduled = output.num_scheduled_tokens.items()
         steps.append({numbers.setdefault(request, str(len(numbers))): tokens for request, tokens in scheduled})
+        drafted.extend(output.scheduled_spec_decode_tokens.values())
         return output
 
     scheduler.schedule = schedule
-    return steps
+    return steps, drafted
 
 
 def _layers(core: Any) -> list[Any]:
     """The layers of routed experts, where the model lives in this process."""
+    return _experts_of(_runner(core))
+
+
+def _draft_layers(core: Any) -> list[Any]:
+    """Those of the draft model, if there is one."""
+    return _experts_of(getattr(_runner(core), "drafter", None))
+
+
+def _runner(core: Any) -> Any:
+    worker = getattr(core.model_executor, "driver_worker", None)
+    return getattr(getattr(worker, "worker", worker), "model_runner", None)
+
+
+def _experts_of(owner: Any) -> list[Any]:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    worker = getattr(core.model_executor, "driver_worker", None)
-    runner = getattr(getattr(worker, "worker", worker), "model_runner", None)
-    if runner is None:
-        return []
-    return [module for module in runner.model.modules() if isinstance(module, RoutedExperts)]
+    model = getattr(owner, "model", None)
+    return [] if model is None else [module for module in model.modules() if isinstance(module, RoutedExperts)]
 
 
 def _record_plans(layer: Any) -> list[dict[str, Any]]:
@@ -162,12 +182,11 @@ def _state(layer: Any) -> dict[str, Any]:
     }
 
 
-def _counters(instance_id: str) -> list[dict[str, Any]]:
+def _counters(files: list[Path]) -> list[dict[str, Any]]:
     """What every worker counted, as any other process would read it."""
-    from wisp.engines.vllm.counter_files import of_engine
     from wisp.pager.counters import Counters
 
-    opened = [Counters.open(path) for path in of_engine(instance_id)]
+    opened = [Counters.open(path) for path in files]
     return [
         {
             "layers": {name: counters.layer(index) for index, name in enumerate(counters.layers)},

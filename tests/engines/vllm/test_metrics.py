@@ -62,6 +62,23 @@ def test_every_field_is_exported_for_each_layer_and_rank(tmp_path):
     assert value(registry, INFO.name, rank="0", kernel="K", device="cpu") == 1.0
 
 
+def test_a_draft_models_counters_have_names_of_their_own():
+    paths = [counter_files.path_for("engine", 0, draft=draft) for draft in (False, True)]
+    for path, faults in zip(paths, (3, 5), strict=True):
+        write_counters(path, faults=faults)
+    assert counter_files.of_engine("engine") == paths[:1]
+    assert counter_files.of_engine("engine", draft=True) == paths[1:]
+    assert [counter_files.rank_of(path) for path in paths] == [0, 0]
+    pytest.importorskip("vllm")
+    from wisp.engines.vllm.metrics import files_of
+
+    registry = CollectorRegistry()
+    registry.register(CountersCollector(lambda: files_of("engine")))
+    assert value(registry, "wisp_expert_faults_total", layer=LAYER, rank="0") == 3.0
+    assert value(registry, "wisp_draft_expert_faults_total", layer=LAYER, rank="0") == 5.0
+    assert value(registry, "wisp_draft_expert_slots", rank="0") == 8.0
+
+
 def test_a_scrape_reads_what_was_counted_since_the_last_one():
     path = counter_files.path_for("engine", 0)
     counters = write_counters(path, faults=1)

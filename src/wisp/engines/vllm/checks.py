@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 TESTED_VLLM = ("0.32.0", "0.33.0")
 """From the first version on, below the second."""
 
+SPECULATIVE_METHODS = ("ngram", "mtp")
+"""With `mtp` the draft model may have experts, which are paged apart from the target's."""
+
 LOAD_FORMATS = ("auto", "safetensors", "hf", "pt", "mistral", "dummy")
 
 
@@ -93,13 +96,18 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         "--data-parallel-size above 1": parallel.data_parallel_size > 1,
         "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
         "--enable-lora": vllm_config.lora_config is not None,
-        "--speculative-config": vllm_config.speculative_config is not None,
         "--enable-sleep-mode": model.enable_sleep_mode,
         "--kv-sharing-fast-prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
     }
     for flag, is_on in features.items():
         if is_on:
             yield f"{flag} does not work with paging yet; leave it out"
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in SPECULATIVE_METHODS:
+        yield (
+            f"speculative decoding by {speculative.method} was not tried with paging; use one of "
+            f"{', '.join(SPECULATIVE_METHODS)}, or leave --speculative-config out"
+        )
     load_format = str(vllm_config.load_config.load_format)
     if load_format not in LOAD_FORMATS:
         yield f"--load-format {load_format} bypasses host memory; use one of {', '.join(LOAD_FORMATS)}"

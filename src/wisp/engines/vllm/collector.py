@@ -1,13 +1,13 @@
 """The workers' counters as Prometheus metrics, read from their files at every scrape. Knows no engine."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from wisp.engines.vllm.counter_files import rank_of
+from wisp.engines.vllm.counter_files import is_draft, rank_of
 from wisp.errors import StatsError
 from wisp.pager.counters import Counters
 
@@ -59,32 +59,42 @@ class CountersCollector(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """One family a counter and gauge; none at all while there are no files."""
-        ranks = list(self._ranks())
-        if not ranks:
-            return
-        for field, description in COUNTERS.items():
-            counter = CounterMetricFamily(description.name, description.text, labels=("layer", "rank"))
-            for rank, counters in ranks:
-                for index, layer in enumerate(counters.layers):
-                    counter.add_metric((layer, rank), counters.layer(index)[field])
-            yield counter
-        for field, description in GAUGES.items():
-            gauge = GaugeMetricFamily(description.name, description.text, labels=("rank",))
-            for rank, counters in ranks:
-                gauge.add_metric((rank,), _facts(counters)[field])
-            yield gauge
-        info = GaugeMetricFamily(INFO.name, INFO.text, labels=("rank", "kernel", "device"))
-        for rank, counters in ranks:
-            info.add_metric((rank, counters.facts.kernel, counters.facts.device), 1.0)
-        yield info
+        """One family a counter and gauge, `wisp_draft_*` of a draft model; none at all while there are no files."""
+        opened = list(self._opened())
+        for prefix, of_draft in (("wisp_", False), ("wisp_draft_", True)):
+            ranks = [(str(rank_of(path)), counters) for path, counters in opened if is_draft(path) is of_draft]
+            if ranks:
+                yield from _families(ranks, prefix)
 
-    def _ranks(self) -> Iterator[tuple[str, Counters]]:
+    def _opened(self) -> Iterator[tuple[Path, Counters]]:
         for path in self._find_files():
             try:
-                yield str(rank_of(path)), Counters.open(path)
+                yield path, Counters.open(path)
             except StatsError:  # it is being written, or was just removed: the next scrape has it, or needs it not
                 continue
+
+
+def _families(ranks: Sequence[tuple[str, Counters]], prefix: str) -> Iterator[Metric]:
+    """The families of these ranks, under names that begin with `prefix`."""
+
+    def named(name: str) -> str:
+        return prefix + name.removeprefix("wisp_")
+
+    for field, description in COUNTERS.items():
+        counter = CounterMetricFamily(named(description.name), description.text, labels=("layer", "rank"))
+        for rank, counters in ranks:
+            for index, layer in enumerate(counters.layers):
+                counter.add_metric((layer, rank), counters.layer(index)[field])
+        yield counter
+    for field, description in GAUGES.items():
+        gauge = GaugeMetricFamily(named(description.name), description.text, labels=("rank",))
+        for rank, counters in ranks:
+            gauge.add_metric((rank,), _facts(counters)[field])
+        yield gauge
+    info = GaugeMetricFamily(named(INFO.name), INFO.text, labels=("rank", "kernel", "device"))
+    for rank, counters in ranks:
+        info.add_metric((rank, counters.facts.kernel, counters.facts.device), 1.0)
+    yield info
 
 
 def _facts(counters: Counters) -> dict[str, float]:

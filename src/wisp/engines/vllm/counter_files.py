@@ -13,7 +13,7 @@ from pathlib import Path
 from wisp.errors import ConfigError
 
 OWNER_VARIABLE = "WISP_COUNTERS_OWNER"
-_SUFFIX = ".counters"
+_SUFFIX, _DRAFT_SUFFIX = ".counters", ".draft-counters"
 
 
 def directory() -> Path:
@@ -30,25 +30,31 @@ def owned_by_front_end() -> str | None:
     return owner if owner and _is_alive(owner) else None
 
 
-def path_for(instance_id: str, rank: int) -> Path:
-    """A worker's file, in a directory that is there and holds nothing of dead processes."""
+def path_for(instance_id: str, rank: int, *, draft: bool = False) -> Path:
+    """A worker's file, in a directory that is there and holds nothing of dead processes; a draft model has its own."""
     prepare_directory()
-    return directory() / f"{owned_by_front_end() or os.getpid()}-{instance_id}-rank{rank}{_SUFFIX}"
+    suffix = _DRAFT_SUFFIX if draft else _SUFFIX
+    return directory() / f"{owned_by_front_end() or os.getpid()}-{instance_id}-rank{rank}{suffix}"
 
 
-def of_engine(instance_id: str) -> list[Path]:
-    """The counters of one engine's workers, in the order of their ranks."""
-    return _in_rank_order(f"*-{instance_id}-rank*{_SUFFIX}")
+def of_engine(instance_id: str, *, draft: bool = False) -> list[Path]:
+    """The counters of one engine's workers, of their target or draft model, in the order of their ranks."""
+    return _in_rank_order(f"*-{instance_id}-rank*{_DRAFT_SUFFIX if draft else _SUFFIX}")
 
 
-def of_owner(owner: str) -> list[Path]:
-    """The counters of all workers that one front end has started, in the order of their ranks."""
-    return _in_rank_order(f"{owner}-*-rank*{_SUFFIX}")
+def of_owner(owner: str, *, draft: bool = False) -> list[Path]:
+    """The same of all workers that one front end has started."""
+    return _in_rank_order(f"{owner}-*-rank*{_DRAFT_SUFFIX if draft else _SUFFIX}")
+
+
+def is_draft(path: Path) -> bool:
+    """Whether these are the counters of a draft model."""
+    return path.name.endswith(_DRAFT_SUFFIX)
 
 
 def rank_of(path: Path) -> int:
     """The rank in the file's name, of all of the engine's ranks."""
-    return int(path.name.removesuffix(_SUFFIX).rpartition("-rank")[2])
+    return int(path.name.rpartition("-rank")[2].partition(".")[0])
 
 
 def remove(paths: Iterable[Path]) -> None:

@@ -92,7 +92,9 @@ def check(tables: Sequence[PagedTable]) -> Integrity:
 
 
 def paged_tables(worker: WorkerPaging) -> Iterator[PagedTable]:
-    """The layers of one worker, wherever they are decided."""
+    """The layers of one worker, wherever they are decided, and those of its draft model."""
+    if worker.draft is not None:
+        yield from paged_tables(worker.draft)
     for place, pager in worker.pagers.items():
         yield host_table(worker.layers[place], pager)
     if worker.in_graph is not None:

@@ -44,9 +44,9 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         # Whatever the quantisation method creates under this context never touches the device as a whole.
         with torch.device("cpu"):
             super().__init__(*args, **kwargs)
-        self._check_method(settings)
-        self._settings = settings
-        self._worker = WorkerPaging.of(vllm_config, settings)
+        self._worker = WorkerPaging.for_new_layer(vllm_config, settings, self.local_num_experts)
+        self._settings = self._worker.settings
+        self._check_method(self._settings)
         self._store = self._make_store()
         self._place = self._worker.add_layer(self.layer_name, self._store, torch.device(self.moe_config.device))
         self._is_paged = False

@@ -55,8 +55,10 @@ class WispStatLogger(AggregateStatLoggerBase):  # type: ignore[misc]  # vLLM is 
 
 def files_of(instance_id: str) -> list[Path]:
     """The counters of this engine, or else of the engine that this front end's first process has started."""
+    if found := [*counter_files.of_engine(instance_id), *counter_files.of_engine(instance_id, draft=True)]:
+        return found
     owner = counter_files.owned_by_front_end()
-    return counter_files.of_engine(instance_id) or (counter_files.of_owner(owner) if owner else [])
+    return [*counter_files.of_owner(owner), *counter_files.of_owner(owner, draft=True)] if owner else []
 
 
 def _unregister(collector: CountersCollector) -> None:

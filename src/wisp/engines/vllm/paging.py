@@ -69,14 +69,17 @@ class WorkerPaging:
     """Where the device decides."""
     routing: RoutingHistogram | None = None
     """There too, and once the engine is warm: what steps needed. The publisher keeps it up to date."""
+    draft: "WorkerPaging | None" = None
+    """Of the draft model's layers, if it has experts: nothing is shared with them, since they run in steps of their
+    own between the target's."""
+    is_draft: bool = False
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig", settings: WispSettings) -> "WorkerPaging":
-        """The one of this engine, made at the first call."""
+        """The one of this engine's target model, made at the first call."""
         worker = _workers.get(vllm_config.instance_id)
         if worker is None:
-            claims = MemoryClaims(memory_claims.path_for(vllm_config.instance_id), str(os.getpid()))
-            worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config, claims)
+            worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config, _claims(vllm_config, "target"))
             warm_up.install(_forget_warm_up)
         return worker
 
@@ -85,13 +88,30 @@ class WorkerPaging:
         """The one in this process of the engine with this instance id; KeyError if there is none."""
         return _workers[instance_id]
 
+    @classmethod
+    def for_new_layer(cls, vllm_config: "VllmConfig", settings: WispSettings, num_experts: int) -> "WorkerPaging":
+        """The one that a layer of so many experts, which is being made, belongs to.
+
+        vLLM loads the draft model once the target is loaded, under a changed copy of the target's configuration at
+        times; the two copies share what layers are registered in.
+        """
+        registry = vllm_config.compilation_config.static_forward_context
+        sharing = [w for w in _workers.values() if w.vllm_config.compilation_config.static_forward_context is registry]
+        target = sharing[0] if sharing else cls.of(vllm_config, settings)
+        if target.counters is None:  # nothing is loaded yet
+            return target
+        if target.draft is None:
+            claims = _claims(target.vllm_config, "draft")
+            target.draft = cls(settings.for_draft(num_experts), target.vllm_config, claims, is_draft=True)
+        return target.draft
+
     def check_room(self, layer_bytes: int) -> None:
         """Check what one more layer takes of the host memory against what was free, before anything is loaded.
 
         All MoE layers are taken to be alike, so that the first one already stands for all of this worker's.
         """
         model = self.vllm_config.model_config
-        layers = 1 if self.stores else _moe_layers(model, self.vllm_config.parallel_config)
+        layers = 1 if self.stores or self.is_draft else _moe_layers(model, self.vllm_config.parallel_config)
         need = sum(store.nbytes for store in self.stores) + layer_bytes * layers
         self.claims.claim(need, self._free_memory, f"the backing store of {model.model}")
 
@@ -139,6 +159,8 @@ class WorkerPaging:
         if self.in_graph is not None and self.counters is not None:
             for row, pager in enumerate(self.in_graph.pagers[: len(self.counters.layers)]):
                 self.counters.put(row, **pager.totals())
+        if self.draft is not None:
+            self.draft.publish(exactly=exactly)
 
     def _page_in_graph(self, place: int, experts: Any, layer: Any, device: torch.device) -> PagedLayer:
         if self.in_graph is None:
@@ -154,6 +176,12 @@ class WorkerPaging:
         return PagedLayer(kernel, self.in_graph.arena.tensors)
 
     def _check_in_graph(self) -> None:
+        if self.is_draft and len(self.stores) > 1:
+            raise UnsupportedError(
+                f"the draft model has {len(self.stores)} layers with experts, which run one at a time and not in a "
+                f"round; on the device one is paged so far: leave --speculative-config out, or set decide to host and "
+                f"add --enforce-eager"
+            )
         if len({(store.layout.signature, store.num_experts) for store in self.stores}) > 1:
             raise UnsupportedError(
                 "the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
@@ -178,7 +206,8 @@ class WorkerPaging:
                 expert_ranks=moe.moe_parallel_config.ep_size,
                 engine_ranks=self.vllm_config.parallel_config.world_size,
             )
-            path = counter_files.path_for(self.vllm_config.instance_id, self.vllm_config.parallel_config.rank)
+            rank = self.vllm_config.parallel_config.rank
+            path = counter_files.path_for(self.vllm_config.instance_id, rank, draft=self.is_draft)
             self.counters = Counters(facts, len(self.layers), path)
         return self.counters
 
@@ -198,6 +227,13 @@ class WorkerPaging:
             self.routing = self.in_graph.routing_histogram()
         if self.counters is not None:
             self.counters.reset()
+        if self.draft is not None:
+            self.draft.forget_warm_up()
+
+
+def _claims(vllm_config: "VllmConfig", model: str) -> MemoryClaims:
+    """Of this process, for its target or its draft model."""
+    return MemoryClaims(memory_claims.path_for(vllm_config.instance_id), f"{os.getpid()} {model}")
 
 
 def _moe_layers(model: Any, parallel: Any) -> int:

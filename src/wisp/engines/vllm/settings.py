@@ -1,7 +1,7 @@
 """What the user asked of paging: the `wisp` key of vLLM's `--additional-config`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from wisp.errors import ConfigError, UnknownPolicyError
@@ -22,6 +22,9 @@ class WispSettings:
 
     expert_slots: int
     """Experts of each layer that are resident at a time."""
+    draft_expert_slots: int | None = None
+    """The same of a draft model's layers, for speculative decoding; None takes `expert_slots`, or all of its experts
+    if it has fewer."""
     policy: str = "lru"
     page_lock: PageLock = "auto"
     decide: Decide = "auto"
@@ -37,6 +40,9 @@ class WispSettings:
             raise ConfigError(f"expert_slots must be a whole number of experts, not {self.expert_slots!r}")
         if self.expert_slots < 1:
             raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
+        draft = 1 if self.draft_expert_slots is None else self.draft_expert_slots
+        if isinstance(draft, bool) or not isinstance(draft, int) or draft < 1:
+            raise ConfigError(f"draft_expert_slots must be a whole number of experts, 1 or more, not {draft!r}")
         if self.policy not in POLICIES:
             raise UnknownPolicyError(self.policy, list(POLICIES))
         if self.host_memory is not None:
@@ -77,6 +83,10 @@ class WispSettings:
         if self.decide == "device" and device_type != "cuda":
             raise ConfigError(f"decide is set to device, but the engine runs on {device_type}; set it to auto or host")
         return device_type == "cuda" and self.decide != "host" and self.policy == "lru"
+
+    def for_draft(self, num_experts: int) -> "WispSettings":
+        """As they hold for a draft model's layers of so many experts."""
+        return replace(self, expert_slots=self.draft_expert_slots or min(self.expert_slots, num_experts))
 
     def check_model(self, num_experts: int, top_k: int, *, waves_by_expert: bool) -> None:
         """Compare the slots with a model's experts; `waves_by_expert` says what its kernel allows below top-k."""
