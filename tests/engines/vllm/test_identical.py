@@ -82,7 +82,6 @@ MODELS: dict[str, tuple[tuple[Any, ...], dict[str, Any], int, dict[str, Any]]] =
     "biases, a class of its own": (("gpt_oss",), {}, 3, {}),
     "the Transformers backend": (("qwen3_moe",), {}, 5, {"model_impl": "transformers"}),
     "latent attention": (("deepseek_v2",), {}, 5, {}),
-    "sigmoid scores, with a bias": (("minimax_m2",), {}, 5, {}),
     "state-space layers between": (("granitemoehybrid",), {}, 3, {}),
     "random weights": (("qwen3_moe",), {}, 5, {"load_format": "dummy"}),
 }
