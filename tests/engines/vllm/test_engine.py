@@ -83,6 +83,8 @@ def test_the_counters_are_the_sums_of_the_plans(qwen, run):
         "expert_bytes": EXPERT_BYTES,
         "kernel": counters["facts"]["kernel"],
         "device": "cpu",
+        "expert_ranks": 1,
+        "engine_ranks": 1,
     }
     assert counters["facts"]["kernel"].endswith("CPUUnquantizedExperts")
     assert not counters["page_locked"], "on a CPU nothing is"
