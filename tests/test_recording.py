@@ -1,7 +1,11 @@
 """A recording gives back what was recorded, and refuses what contradicts itself."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from wisp.errors import TraceError
 from wisp.kv_trace import KvEvent, KvTrace
@@ -100,6 +104,9 @@ def test_counts_that_do_not_fit_the_steps_are_refused():
             make_recording(**{name: ints(1, 1)})
     with pytest.raises(TraceError, match="0 bytes"):
         make_recording(expert_bytes=0)
+    for late in ({"steps": ints(0, 0, 1, 3)}, {"preemptions": ints(3)}):
+        with pytest.raises(TraceError, match="step 3 but the recording has 3 steps"):
+            make_recording(kv=make_kv(**late))
 
 
 def test_a_file_with_a_part_missing_is_refused(tmp_path):
@@ -111,3 +118,72 @@ def test_a_file_with_a_part_missing_is_refused(tmp_path):
         Recording.load(tmp_path / "part.npz")
     with pytest.raises(TraceError, match="cannot be read"):
         Recording.load(tmp_path / "none.npz")
+
+
+@st.composite
+def cut_recordings(draw):
+    """A recording of what may be known, and where to cut it."""
+    steps = draw(st.integers(1, 8))
+    counts = st.lists(st.integers(0, 9), min_size=steps, max_size=steps).map(lambda values: ints(*values))
+    routing = RoutingTrace.from_steps(
+        8, [[draw(st.sets(st.integers(0, 7))) for _ in range(steps)] for _ in range(2)], draw(st.none() | counts)
+    )
+    of_steps = st.lists(st.integers(0, steps - 1), max_size=6).map(sorted)
+    references = draw(of_steps)
+    kv = make_kv(
+        blocks=ints(*range(len(references)), dtype=np.uint64),
+        steps=ints(*references),
+        events=ints(*(draw(st.sampled_from(KvEvent)) for _ in references), dtype=np.uint8),
+        preemptions=ints(*draw(of_steps)),
+    )
+    recording = Recording(
+        routing,
+        draw(st.none() | counts),
+        draw(st.none() | counts),
+        draw(st.none() | st.just(5)),
+        draw(st.sampled_from((kv, None))),
+    )
+    return recording, [0, *sorted(draw(st.sets(st.integers(0, steps)))), steps]
+
+
+@given(cut_recordings())
+def test_pieces_sent_and_joined_are_the_whole(given_recording):
+    recording, cuts = given_recording
+    pieces = [recording.part(start, stop) for start, stop in pairwise(cuts)]
+    again = Recording.join([Recording.from_bytes(piece.to_bytes(), "a server") for piece in pieces])
+    fields, whole = again._fields(), recording._fields()
+    assert fields.keys() == whole.keys()
+    for name, array in whole.items():
+        assert np.array_equal(fields[name], array), name
+        assert fields[name].dtype == array.dtype
+
+
+def test_pieces_of_different_runs_do_not_join():
+    for other in (make_recording(expert_bytes=1), make_recording(kv=None), make_recording(requests=None)):
+        with pytest.raises(TraceError, match="pieces of different runs"):
+            Recording.join([make_recording(), other])
+    with pytest.raises(TraceError, match="nothing was recorded"):
+        Recording.join([])
+    with pytest.raises(TraceError, match="the server's answer is damaged or cut short"):
+        Recording.from_bytes(make_recording().to_bytes()[:-40], "the server's answer")
+
+
+@pytest.mark.parametrize("keep", [0, 2, 40, 400, -1])
+def test_a_file_that_is_cut_short_is_refused(tmp_path, keep):
+    make_recording().save(tmp_path / "run.npz")
+    data = (tmp_path / "run.npz").read_bytes()
+    (tmp_path / "run.npz").write_bytes(data[:keep])
+    with pytest.raises(TraceError, match=r"is damaged or cut short at \d+ bytes"):
+        Recording.load(tmp_path / "run.npz")
+
+
+def test_a_foreign_file_and_a_newer_one_are_refused(tmp_path):
+    (tmp_path / "text.npz").write_text("step,layer,experts\n")
+    with pytest.raises(TraceError, match="is not a routing trace"):
+        Recording.load(tmp_path / "text.npz")
+    np.savez(tmp_path / "other.npz", bits=np.zeros(3))
+    with pytest.raises(TraceError, match=r"is an \.npz but not a routing trace"):
+        Recording.load(tmp_path / "other.npz")
+    np.savez(tmp_path / "newer.npz", **(make_recording()._fields() | {"version": np.array(2)}))
+    with pytest.raises(TraceError, match="has trace version 2 but this wisp reads up to 1"):
+        Recording.load(tmp_path / "newer.npz")

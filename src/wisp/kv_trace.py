@@ -1,7 +1,7 @@
 """A trace of references to KV blocks: which block, in which step, and whether it was there."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import Any
 
@@ -65,6 +65,29 @@ class KvTrace:
     def count(self, event: KvEvent) -> int:
         """How many references ended so."""
         return int(np.count_nonzero(self.events == event))
+
+    def part(self, start: int, stop: int) -> "KvTrace":
+        """What happened in the steps `start` to `stop`, which are numbered from 0 again."""
+        kept = (self.steps >= start) & (self.steps < stop)
+        lost = (self.preemptions >= start) & (self.preemptions < stop)
+        return replace(
+            self,
+            blocks=self.blocks[kept],
+            steps=self.steps[kept] - start,
+            events=self.events[kept],
+            preemptions=self.preemptions[lost] - start,
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence[tuple["KvTrace", int]]) -> "KvTrace":
+        """One trace from pieces of one run, each with the number of its first step; the pool is that of the first."""
+        return replace(
+            parts[0][0],
+            blocks=np.concatenate([part.blocks for part, _ in parts]),
+            steps=np.concatenate([part.steps + start for part, start in parts]),
+            events=np.concatenate([part.events for part, _ in parts]),
+            preemptions=np.concatenate([part.preemptions + start for part, start in parts]),
+        )
 
     def fields(self) -> dict[str, NDArray[Any]]:
         """What a file holds of the trace, by name."""

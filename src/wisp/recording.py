@@ -4,6 +4,7 @@ The file is that of a `RoutingTrace` with more in it, so `RoutingTrace.load` rea
 recording of which less is known.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 
 from wisp.errors import TraceError
 from wisp.kv_trace import KvTrace
-from wisp.trace import RoutingTrace, read_fields, write_fields
+from wisp.npz import pack_fields, read_fields, unpack_fields, write_fields
+from wisp.trace import RoutingTrace, joined
 
 Phase = Literal["auto", "all", "decode", "prefill"]
 
@@ -41,6 +43,10 @@ class Recording:
                 raise TraceError(f"{name} must be {self.routing.steps} numbers of type int64, none negative")
         if self.expert_bytes is not None and self.expert_bytes < 1:
             raise TraceError(f"an expert of {self.expert_bytes} bytes does not exist")
+        if self.kv is not None:
+            last = max(self.kv.steps.max(initial=-1), self.kv.preemptions.max(initial=-1))
+            if last >= self.routing.steps:
+                raise TraceError(f"a KV event is of step {last} but the recording has {self.routing.steps} steps")
 
     def phase(self, phase: Phase) -> RoutingTrace:
         """The steps of one phase: `decode` computes no prompt, `prefill` some (decoding may run along).
@@ -61,8 +67,60 @@ class Recording:
             raise TraceError(f"the trace is empty: none of its {steps.steps} steps{of} requires an expert")
         return steps
 
+    def part(self, start: int, stop: int) -> "Recording":
+        """The steps `start` to `stop` and what refers to them; `join` of all parts in order gives the whole again."""
+        kept = np.zeros(self.routing.steps, dtype=np.bool_)
+        kept[start:stop] = True
+        return Recording(
+            self.routing.select(kept),
+            None if self.prefill_tokens is None else self.prefill_tokens[start:stop],
+            None if self.requests is None else self.requests[start:stop],
+            self.expert_bytes,
+            None if self.kv is None else self.kv.part(start, stop),
+        )
+
+    @classmethod
+    def join(cls, parts: Sequence["Recording"]) -> "Recording":
+        """One recording from pieces of one run, in order.
+
+        Raises:
+            TraceError: there is none, or they are not of one run.
+        """
+        if not parts:
+            raise TraceError("nothing was recorded: there is no piece to join")
+        first = parts[0]
+        for other in parts[1:]:
+            if first._kind() != other._kind():
+                raise TraceError(f"pieces of different runs do not join: {first._kind()} and {other._kind()}")
+        routing = RoutingTrace.join([part.routing for part in parts])
+        starts = np.cumsum([0, *(part.routing.steps for part in parts[:-1])])
+        return cls(
+            routing,
+            joined([part.prefill_tokens for part in parts]),
+            joined([part.requests for part in parts]),
+            first.expert_bytes,
+            None
+            if first.kv is None
+            else KvTrace.join([(part.kv, int(start)) for part, start in zip(parts, starts, strict=True) if part.kv]),
+        )
+
+    def _kind(self) -> tuple[object, ...]:
+        """What pieces of one run have in common."""
+        kv = None if self.kv is None else (self.kv.block_tokens, self.kv.pool_blocks)
+        return (
+            (self.routing.layers, self.routing.num_experts, self.expert_bytes),
+            (self.routing.tokens is None, self.prefill_tokens is None, self.requests is None, kv),
+        )
+
     def save(self, path: str | Path) -> None:
         """Write everything to a compressed .npz at exactly this path."""
+        write_fields(path, self._fields())
+
+    def to_bytes(self) -> bytes:
+        """The same, not compressed, for another process to `from_bytes`."""
+        return pack_fields(self._fields())
+
+    def _fields(self) -> dict[str, NDArray[Any]]:
         fields = self.routing.fields()
         if self.prefill_tokens is not None:
             fields["prefill_tokens"] = self.prefill_tokens
@@ -72,7 +130,7 @@ class Recording:
             fields["expert_bytes"] = np.array(self.expert_bytes)
         if self.kv is not None:
             fields |= self.kv.fields()
-        write_fields(path, fields)
+        return fields
 
     @classmethod
     def load(cls, path: str | Path) -> "Recording":
@@ -85,6 +143,15 @@ class Recording:
             fields = read_fields(path)
         except OSError as error:
             raise TraceError(f"{path} cannot be read: {error.strerror or error}") from error
+        return cls._from_fields(fields, path)
+
+    @classmethod
+    def from_bytes(cls, data: bytes, source: str) -> "Recording":
+        """Read what `to_bytes` gave; `source` says where it came from in the `TraceError` of `load`."""
+        return cls._from_fields(unpack_fields(data, source), source)
+
+    @classmethod
+    def _from_fields(cls, fields: dict[str, NDArray[Any]], path: str | Path) -> "Recording":
         routing = RoutingTrace.from_fields(fields, path)
         try:
             return cls(

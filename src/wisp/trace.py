@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wisp.errors import StepError, TraceError
+from wisp.npz import read_fields, write_fields
 
 Step = Sequence[int]
 """The experts one step of one layer requires: distinct and ascending, possibly none."""
@@ -130,6 +130,18 @@ class RoutingTrace:
         """The trace of the steps for which this bool [steps] is true, in order."""
         return RoutingTrace(self._bits[:, steps], self.num_experts, None if self.tokens is None else self.tokens[steps])
 
+    @classmethod
+    def join(cls, parts: Sequence["RoutingTrace"]) -> "RoutingTrace":
+        """The steps of these traces of the same layers, one after the other; at least one trace.
+
+        Raises:
+            TraceError: they are of different layers, or the token counts of some are not known.
+        """
+        if len({(part.layers, part.num_experts) for part in parts}) > 1:
+            raise TraceError("traces of different layers or numbers of experts do not join")
+        bits = np.concatenate([part._bits for part in parts], axis=1)
+        return cls(bits, parts[0].num_experts, joined([part.tokens for part in parts]))
+
     def fields(self) -> dict[str, NDArray[Any]]:
         """What a file holds of the trace, by name."""
         fields: dict[str, NDArray[Any]] = {
@@ -191,6 +203,18 @@ class RoutingTrace:
         return f"RoutingTrace(num_experts={self.num_experts}, layers={self.layers}, steps={self.steps})"
 
 
+def joined(parts: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int64] | None:
+    """Counts of consecutive steps one after the other; None where they are not known.
+
+    Raises:
+        TraceError: some are known and some not.
+    """
+    known = [part for part in parts if part is not None]
+    if len(known) not in (0, len(parts)):
+        raise TraceError(f"{len(parts) - len(known)} of {len(parts)} pieces lack counts that the others have")
+    return np.concatenate(known) if known else None
+
+
 class TraceBuilder:
     """Collects a trace step by step while a model runs."""
 
@@ -225,29 +249,3 @@ class TraceBuilder:
         for index, row in enumerate(self._rows):
             bits[:, index] = row
         return RoutingTrace(bits, self.num_experts, np.array(self._tokens, dtype=np.int64) if self._tokens else None)
-
-
-def write_fields(path: str | Path, fields: Mapping[str, NDArray[Any]]) -> None:
-    """Write arrays to a compressed .npz at exactly this path."""
-    archive: dict[str, Any] = dict(fields)
-    with Path(path).open("wb") as file:
-        np.savez_compressed(file, **archive)
-
-
-def read_fields(path: str | Path) -> dict[str, NDArray[Any]]:
-    """Every array of an .npz.
-
-    Raises:
-        TraceError: the file is foreign or damaged. OSError: it cannot be opened.
-    """
-    data = Path(path).read_bytes()
-    if data and not data.startswith(b"PK"):
-        raise TraceError(f"{path} is not a routing trace; expected a .npz written by RoutingTrace.save")
-    try:
-        with np.load(BytesIO(data), allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except Exception as error:  # zipfile, zlib and numpy each fail in their own ways on damaged bytes
-        raise TraceError(
-            f"{path} is damaged or cut short at {len(data)} bytes ({type(error).__name__}: {error}); "
-            f"copy it again or record it anew"
-        ) from error
