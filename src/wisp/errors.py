@@ -11,6 +11,7 @@ WispError
 ├── CheckpointError           a checkpoint is missing, truncated or of another shape
 ├── StepError                 a step names experts that the layer does not have
 ├── TraceError                a trace file is foreign, truncated or of another version
+├── RecordingError            a recording of a running engine cannot be started, goes on no longer, or has failed
 ├── StatsError                a server's counters cannot be read
 └── VerifyError               an engine of a comparison did not run to its end
 """
@@ -86,6 +87,10 @@ class StepError(WispError, ValueError):
 
 class TraceError(WispError):
     """A trace file is foreign, truncated or of another version."""
+
+
+class RecordingError(WispError):
+    """A recording of a running engine cannot be started, goes on no longer, or has failed."""
 
 
 class StatsError(WispError):

@@ -142,6 +142,20 @@ class RoutingTrace:
         bits = np.concatenate([part._bits for part in parts], axis=1)
         return cls(bits, parts[0].num_experts, joined([part.tokens for part in parts]))
 
+    @classmethod
+    def stack(cls, parts: Sequence["RoutingTrace"]) -> "RoutingTrace":
+        """The layers of these traces of the same steps, one below the other; at least one trace.
+
+        Raises:
+            TraceError: they are of different steps or numbers of experts.
+        """
+        first = parts[0]
+        for part in parts[1:]:
+            counts = [None if trace.tokens is None else trace.tokens.tolist() for trace in (first, part)]
+            if (part.steps, part.num_experts) != (first.steps, first.num_experts) or counts[0] != counts[1]:
+                raise TraceError("traces of different steps or numbers of experts do not stack")
+        return cls(np.concatenate([part._bits for part in parts]), first.num_experts, first.tokens)
+
     def fields(self) -> dict[str, NDArray[Any]]:
         """What a file holds of the trace, by name."""
         fields: dict[str, NDArray[Any]] = {

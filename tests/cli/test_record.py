@@ -54,7 +54,9 @@ def test_a_model_is_recorded_with_all_experts_resident_unless_told(wisp, model, 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("http://localhost:8000", "-o", "t.npz"), "record the model itself"),
+        (("http://localhost:8000", "-o", "t.npz", "--prompts", "p"), "--prompts is for a MODEL that is run"),
+        (("http://localhost:8000", "-o", "t.npz", "--dtype", "half"), "--dtype is for a MODEL that is run"),
+        (("some/model", "-o", "t.npz", "--seconds", "3"), "--seconds is for the URL of a server"),
         (("some/model", "-o", "t.npz"), "add --expert-slots N"),
         (("some/model", "-o", "no/such/t.npz", "--expert-slots", "4"), "name a file"),
         (("some/model", "-o", "t.npz", "--expert-slots", "none"), "a whole number of experts"),

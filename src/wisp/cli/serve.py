@@ -26,6 +26,9 @@ def serve(
     host_memory: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Host memory to count on, such as 100GiB; what is free if left.")
     ] = None,
+    recordable: Annotated[
+        bool, typer.Option("--recordable", help="Let clients record routing and KV references: wisp record URL.")
+    ] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Fail unless vLLM would serve on this device.")
     ] = "auto",
@@ -35,7 +38,7 @@ def serve(
     Every other flag goes to `vllm serve` as it is, such as --port 8000 or --max-model-len 4096. For the list of
     those: wisp serve MODEL --expert-slots 16 --help=all.
     """
-    options = {"page_lock": page_lock, "decide": decide, "host_memory": host_memory}
+    options = {"page_lock": page_lock, "decide": decide, "host_memory": host_memory, "recordable": recordable}
     settings = check_serve(model, expert_slots, device, context.args, policy=policy, **options)
     from wisp.engines.vllm.serve import serve as serve_vllm
 

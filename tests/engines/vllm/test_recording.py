@@ -1,14 +1,13 @@
 """What is recorded is what the engine did: the faults predicted from a trace are the engine's own."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from workload import EAGER
 
 from wisp.conversations import Conversation, Script
-from wisp.errors import UnsupportedError, WispError
+from wisp.errors import WispError
 from wisp.kv_trace import KvEvent
 from wisp.recording import Recording
 from wisp.simulate import simulate
@@ -85,146 +84,6 @@ def test_kv_references_tell_hits_from_misses(run):
 def test_recording_costs_under_two_percent(run):
     report, _ = run
     assert 0 < report.recorder_seconds < 0.02 * report.seconds
-
-
-def make_engine(pagers):
-    """As much of an engine as a recorder looks at before it records."""
-    pytest.importorskip("vllm")
-    return SimpleNamespace(
-        engine_core=SimpleNamespace(engine_core=SimpleNamespace(scheduler=None)), apply_model=lambda _: [pagers]
-    )
-
-
-def test_an_engine_that_cannot_be_recorded_is_refused():
-    pytest.importorskip("vllm")
-    from wisp.engines.vllm.recording import EngineRecorder
-
-    class DecidedOnDevice:
-        @property
-        def pager(self):
-            raise KeyError(0)
-
-    with pytest.raises(UnsupportedError, match="set decide to host and add --enforce-eager"):
-        EngineRecorder.attach(make_engine([DecidedOnDevice()]))
-    with pytest.raises(UnsupportedError, match="pages nothing"):
-        EngineRecorder.attach(make_engine([]))
-    with pytest.raises(UnsupportedError, match="VLLM_ENABLE_V1_MULTIPROCESSING=0"):
-        EngineRecorder.attach(SimpleNamespace(engine_core=SimpleNamespace()))
-
-
-def make_hash(number):
-    return number.to_bytes(32, "little") + bytes(4)
-
-
-class Pool:
-    """vLLM's block pool, as far as it is wrapped."""
-
-    num_gpu_blocks = 9
-
-    def __init__(self):
-        self.cached = {}
-        self.cached_block_hash_to_block = SimpleNamespace(get_one_block=self.cached.get)
-
-    def touch(self, blocks):
-        pass
-
-    def cache_full_blocks(self, request, blocks, num_cached_blocks, num_full_blocks, block_size, kv_cache_group_id):
-        for number, block in list(enumerate(blocks))[num_cached_blocks:num_full_blocks]:
-            block.block_hash = make_hash(request[number])
-            self.cached.setdefault(block.block_hash, block)
-
-
-class Scheduler:
-    """vLLM's scheduler, as far as it is wrapped: `schedule` returns what it is given."""
-
-    block_size = 16
-
-    def __init__(self):
-        self.kv_cache_manager = SimpleNamespace(block_pool=Pool())
-        self.requests = {}
-
-    def schedule(self, **tokens):
-        for name, count in tokens.items():
-            self.requests[name].num_computed_tokens += count
-        return SimpleNamespace(num_scheduled_tokens=tokens)
-
-    def _preempt_request(self, request, timestamp):
-        pass
-
-
-@pytest.fixture
-def recorder():
-    """A recorder on a layer of its own, its scheduler and its pager."""
-    pytest.importorskip("vllm")
-    from wisp.engines.vllm.recording import EngineRecorder
-
-    pager = SimpleNamespace(
-        observe=None, resident=SimpleNamespace(num_experts=8), store=SimpleNamespace(expert_bytes=100)
-    )
-    scheduler = Scheduler()
-    return EngineRecorder([pager], scheduler), scheduler, pager
-
-
-def plan(*waves):
-    return SimpleNamespace(waves=[SimpleNamespace(experts=experts) for experts in waves])
-
-
-def make_request(prompt):
-    return SimpleNamespace(num_tokens=prompt, num_computed_tokens=0, num_output_tokens=0)
-
-
-def test_groups_and_waves_of_a_step_are_united_and_phases_told_apart(recorder):
-    recorder, scheduler, pager = recorder
-    scheduler.requests = {"a": make_request(5), "b": make_request(1)}
-    scheduler.schedule(a=5)
-    pager.observe(plan((0, 1), (4,)))
-    pager.observe(plan((1, 7)))
-    scheduler.schedule()  # nothing to run
-    scheduler.requests["a"].num_tokens += 1
-    scheduler.requests["a"].num_output_tokens += 1
-    scheduler.schedule(a=1, b=1)  # b's whole prompt is one token
-    pager.observe(plan((2, 3)))
-    recording = recorder.recording()
-    assert recording.routing.layer(0) == [(0, 1, 4, 7), (2, 3)]
-    assert recording.routing.tokens.tolist() == [5, 2]
-    assert recording.prefill_tokens.tolist() == [5, 1]
-    assert recording.requests.tolist() == [1, 2]
-    assert recording.expert_bytes == 100
-
-
-def test_kv_references_are_told_apart(recorder):
-    recorder, scheduler, _ = recorder
-    pool = scheduler.kv_cache_manager.block_pool
-    scheduler.requests = {"a": make_request(9)}
-
-    def blocks(count):
-        return [SimpleNamespace(block_hash=None) for _ in range(count)]
-
-    held = blocks(3)
-    pool.cache_full_blocks([11, 12], held, 0, 2, 16, 0)
-    scheduler.schedule(a=9)
-    pool.touch([*held[:2], held[2]])  # the last has no hash yet
-    pool.cache_full_blocks([11], blocks(1), 0, 1, block_size=16, kv_cache_group_id=0)
-    del pool.cached[make_hash(12)]  # evicted
-    pool.cache_full_blocks(
-        [11, 12], blocks(2), num_cached_blocks=1, num_full_blocks=2, block_size=16, kv_cache_group_id=0
-    )
-    scheduler._preempt_request("a", 0.0)
-    kv = recorder.recording().kv
-    insert, hit = KvEvent.INSERT, KvEvent.HIT
-    assert kv.blocks.tolist() == [12, 11, 12, 11, 11, 12]
-    assert kv.events.tolist() == [insert, insert, hit, hit, KvEvent.DUPLICATE, KvEvent.CAPACITY_MISS]
-    assert kv.steps.tolist() == [0, 0, 1, 1, 1, 1]
-    assert kv.preemptions.tolist() == [1]
-
-
-def test_what_attaches_detaches(recorder):
-    recorder, scheduler, pager = recorder
-    recorder.detach()
-    assert pager.observe is None
-    assert vars(scheduler).keys() == {"kv_cache_manager", "requests"}
-    assert vars(scheduler.kv_cache_manager.block_pool).keys() == {"cached", "cached_block_hash_to_block"}
-    assert recorder.recording().routing.steps == 0
 
 
 def test_an_engine_that_fails_is_told(tmp_path):

@@ -14,6 +14,7 @@ from typing import Any
 from wisp.conversations import Conversation, Script
 from wisp.engines.vllm.verify.compare import engine_flags, environment
 from wisp.errors import WispError
+from wisp.recording import Recording
 
 
 @dataclass(frozen=True)
@@ -66,12 +67,13 @@ def _run(request: RunRequest) -> RunReport:
     from wisp.pager.counters import Counters, merged
 
     engine = _start(request)
-    recorder = EngineRecorder.attach(engine)
+    recorder = EngineRecorder(engine.engine_core.engine_core)
     start = time.perf_counter()
     _converse(engine, request.script)
     seconds = time.perf_counter() - start
-    recorder.detach()
-    recorder.recording().save(request.trace_file)
+    recording = recorder.take(last=True)
+    recorder.stop()
+    Recording.join([] if recording is None else [recording]).save(request.trace_file)
     engine.collective_rpc(publish_all)
     counters = merged([Counters.open(file) for file in counter_files.of_engine(engine.vllm_config.instance_id)])
     return RunReport(seconds, recorder.seconds, counters)

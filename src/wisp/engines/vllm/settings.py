@@ -32,6 +32,8 @@ class WispSettings:
     device on a GPU with LRU, and the host otherwise."""
     host_memory: str | None = None
     """Host memory to count on, such as `100GiB`, in place of what is free now: for machines whose memory grows."""
+    recordable: bool = False
+    """Let clients of the server record its routing and its references to KV blocks: `wisp record URL`."""
     break_expert: bool = False
     """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
 
@@ -53,8 +55,9 @@ class WispSettings:
             raise ConfigError(
                 f"on the device only lru is decided; set decide to host for {self.policy}, or policy to lru"
             )
-        if not isinstance(self.break_expert, bool):
-            raise ConfigError(f"break_expert must be true or false, not {self.break_expert!r}")
+        for name in ("recordable", "break_expert"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}")
 
