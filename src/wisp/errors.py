@@ -12,6 +12,7 @@ WispError
 ├── StepError                 a step names experts that the layer does not have
 ├── TraceError                a trace file is foreign, truncated or of another version
 ├── RecordingError            a recording of a running engine cannot be started, goes on no longer, or has failed
+├── ServerError               a server does not answer what it is asked
 ├── StatsError                a server's counters cannot be read
 └── VerifyError               an engine of a comparison did not run to its end
 """
@@ -91,6 +92,10 @@ class TraceError(WispError):
 
 class RecordingError(WispError):
     """A recording of a running engine cannot be started, goes on no longer, or has failed."""
+
+
+class ServerError(WispError):
+    """A server does not answer what it is asked."""
 
 
 class StatsError(WispError):

@@ -19,8 +19,9 @@ from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddlew
 
 from wisp.cli import served_recording
 from wisp.engines.vllm import recording_service, worker_recorder
+from wisp.engines.vllm.endpoint import WispEndpoint
 from wisp.engines.vllm.recording import RecordingLimits
-from wisp.engines.vllm.recording_endpoint import RecordingEndpoint
+from wisp.engines.vllm.settings import WispSettings
 
 
 class Served:
@@ -32,7 +33,7 @@ class Served:
         self.steps, self.takes_left = 0, 10**9
         app = FastAPI()
         if with_routes:
-            RecordingEndpoint().attach_router(app)
+            WispEndpoint(WispSettings(4, recordable=True)).attach_router(app)
         if api_key is not None:
             app.add_middleware(AuthenticationMiddleware, tokens=[api_key])
         app.state.engine_client = SimpleNamespace(engine_core=self)
@@ -72,7 +73,7 @@ def serve(monkeypatch):
     monkeypatch.setattr(served_recording, "TAKE_SECONDS", 0.1)
     monkeypatch.setattr(
         worker_recorder,
-        "_paging_of",
+        "paging_of",
         lambda worker: SimpleNamespace(
             layers=["layer"], pagers={0: worker.pagers[0]}, stores=[SimpleNamespace(expert_bytes=100)], in_graph=None
         ),

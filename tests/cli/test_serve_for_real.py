@@ -11,8 +11,15 @@ import time
 import httpx
 import pytest
 
+from wisp.engines.vllm.protocol import HEADER, RECORDINGS
+from wisp.kv_trace import KvEvent
+from wisp.recording import Recording
+
 START_SECONDS = 400
-FLAGS = ("--enforce-eager", "--max-model-len", "256", "--max-num-seqs=4", "--num-gpu-blocks-override", "64")
+FLAGS = (
+    *("--enforce-eager", "--max-model-len", "256", "--max-num-seqs=4"),
+    *("--block-size", "32", "--num-gpu-blocks-override", "64"),
+)
 
 pytestmark = pytest.mark.engine
 
@@ -77,7 +84,7 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, 
     user_config = json.dumps({"of_the_user": 1})
     process = command(
         *("serve", str(model), "--expert-slots", "6", "--policy=lfru", "--host", "127.0.0.1", "--port", str(port)),
-        *("--served-model-name", "tiny", "--additional-config", user_config, *FLAGS),
+        *("--served-model-name", "tiny", "--recordable", "--measure", "--additional-config", user_config, *FLAGS),
     )
     wait_until_ready(url, process, tmp_path / "log")
     with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
@@ -85,15 +92,15 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, 
             model="tiny", prompt="w5 w6 w7 w8", max_tokens=20, temperature=0, extra_body={"ignore_eos": True}
         )
     assert reply.usage.completion_tokens == 20
-    assert "'wisp': {'expert_slots': 6, 'policy': 'lfru'}" in (tmp_path / "log").read_text()
+    assert (
+        "'wisp': {'expert_slots': 6, 'policy': 'lfru', 'recordable': True, 'measure': True}"
+        in (tmp_path / "log").read_text()
+    )
     assert "of_the_user" in (tmp_path / "log").read_text()
 
     metrics = httpx.get(f"{url}/metrics").text
     exported = [line for line in metrics.splitlines() if line.startswith("wisp_expert_faults_total")]
-    shown = subprocess.run(
-        [sys.executable, "-m", "wisp.cli.main", "stats", url, "--json"], capture_output=True, text=True, check=True
-    )
-    told = json.loads(shown.stdout)
+    told = json.loads(stats(url, "--json"))
     assert len(exported) == len(told["layers"]) == told["pool"]["layers"] == 3
     assert sum(float(line.split()[-1]) for line in exported) == told["total"]["faults"] > 0
     assert told["total"]["bytes_moved"] == told["total"]["faults"] * told["pool"]["expert_bytes"]
@@ -102,12 +109,53 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, 
     assert told["total"]["steps"] >= 3 * 20
     assert "vllm:generation_tokens_total" in metrics
 
+    check_recording(url, told)
+    check_curves(url)
     counters = tmp_path / f"wisp-{os.getuid()}"
     assert len(list(counters.glob("*.counters"))) == 1
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 0
     assert processes_of_session(process.pid) == []
     assert list(counters.iterdir()) == []
+
+
+def stats(*words):
+    command = [sys.executable, "-m", "wisp.cli.main", "stats", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def check_curves(url):
+    """The meters have counted since the server began, and go on after a recording."""
+    curves = json.loads(stats(url, "--curves", "--json"))["curves"]
+    assert (curves["experts"]["layers"], curves["experts"]["expert_slots"]) == (3, 6)
+    misses = curves["experts"]["misses_a_step"]
+    assert misses[0] >= 3 * 4  # top-4
+    assert misses == sorted(misses, reverse=True)
+    assert curves["kv"]["pool_blocks"] == 64
+    assert 0 < curves["kv"]["references_a_step"] < 1
+    shown = stats(url, "--curves")
+    assert "3 layers together" in shown
+    assert "by KV blocks of 32 tokens" in shown
+
+
+def check_recording(url, before):
+    """What is recorded of an answer is all that the layers were asked for in the meantime."""
+    ticket = httpx.post(url + RECORDINGS).json()["ticket"]
+    words = {"model": "tiny", "prompt": "w5", "max_tokens": 40, "ignore_eos": True}  # of no more experts than slots
+    reply = httpx.post(f"{url}/v1/completions", json=words, timeout=60).json()
+    finished = httpx.post(f"{url}{RECORDINGS}/{ticket}/finish")
+    said = json.loads(finished.headers[HEADER])
+    assert said["ended"] is None
+    assert 0 < said["seconds"] < 1
+    recording = Recording.from_bytes(finished.content, "the server")
+    prompt_tokens = reply["usage"]["prompt_tokens"]
+    assert recording.routing.steps == 40
+    assert recording.routing.tokens.tolist() == [prompt_tokens] + 39 * [1]
+    assert recording.prefill_tokens.tolist() == [prompt_tokens] + 39 * [0]
+    assert recording.expert_bytes == before["pool"]["expert_bytes"]
+    assert recording.kv.count(KvEvent.INSERT) == (prompt_tokens + 39) // recording.kv.block_tokens > 0
+    asked = json.loads(stats(url, "--json"))["total"]["references"] - before["total"]["references"]
+    assert recording.routing.widths().sum() == asked > 0
 
 
 @pytest.mark.timeout(900)

@@ -29,6 +29,9 @@ def serve(
     recordable: Annotated[
         bool, typer.Option("--recordable", help="Let clients record routing and KV references: wisp record URL.")
     ] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Meter what other numbers of slots and KV blocks would miss: wisp stats.")
+    ] = False,
     device: Annotated[
         Literal["auto", "cpu", "cuda"], typer.Option(help="Fail unless vLLM would serve on this device.")
     ] = "auto",
@@ -38,7 +41,13 @@ def serve(
     Every other flag goes to `vllm serve` as it is, such as --port 8000 or --max-model-len 4096. For the list of
     those: wisp serve MODEL --expert-slots 16 --help=all.
     """
-    options = {"page_lock": page_lock, "decide": decide, "host_memory": host_memory, "recordable": recordable}
+    options = {
+        "page_lock": page_lock,
+        "decide": decide,
+        "host_memory": host_memory,
+        "recordable": recordable,
+        "measure": measure,
+    }
     settings = check_serve(model, expert_slots, device, context.args, policy=policy, **options)
     from wisp.engines.vllm.serve import serve as serve_vllm
 

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wisp.cli.served_counters import server_root
-from wisp.engines.vllm.recording_protocol import HEADER, REFUSED, ROUTE
+from wisp.cli.server import answer_of, ask, key_headers
+from wisp.engines.vllm.protocol import HEADER, RECORDINGS
 from wisp.errors import RecordingError, WispError
 from wisp.recording import Recording
 
@@ -67,14 +68,13 @@ def record_server(
     """
     import httpx
 
-    headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
     served = ServedRecording()
     with (
-        httpx.Client(headers=headers, timeout=TIMEOUT_SECONDS, follow_redirects=True) as client,
+        httpx.Client(headers=key_headers(api_key), timeout=TIMEOUT_SECONDS, follow_redirects=True) as client,
         _interruptible() as interrupted,
     ):
-        route = server_root(url) + ROUTE
-        ticket = _json(_post(client, route))["ticket"]
+        route = server_root(url) + RECORDINGS
+        ticket = answer_of(ask(client, "POST", route, option="recordable"))["ticket"]
         start = time.monotonic()
         try:
             while not _is_enough(served, steps) and served.failure is None:
@@ -97,7 +97,7 @@ def _is_enough(served: ServedRecording, steps: int | None) -> bool:
 
 
 def _take(client: Any, url: str, served: ServedRecording) -> None:
-    response = _post(client, url)
+    response = ask(client, "POST", url, option="recordable")
     if HEADER not in response.headers:
         raise RecordingError(f"{url} answers without the header {HEADER}; is a proxy in between?")
     said = json.loads(response.headers[HEADER])
@@ -106,44 +106,6 @@ def _take(client: Any, url: str, served: ServedRecording) -> None:
     served.recorder_seconds = said["seconds"]
     if said["ended"] is not None:
         served.failure = f"the server has ended the recording: {said['ended']}"
-
-
-def _post(client: Any, url: str) -> Any:
-    """The answer, if it is one to go on with."""
-    import httpx
-
-    server = url.partition(ROUTE)[0]
-    try:
-        response = client.post(url)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise RecordingError(f"{server!r} is no URL of a server ({error}); write http://localhost:8000") from error
-    except httpx.HTTPError as error:
-        raise RecordingError(
-            f"no answer from {server} ({error or type(error).__name__}); check host and port, and that "
-            f"`wisp serve` runs there"
-        ) from error
-    if response.status_code == 404:
-        raise RecordingError(
-            f"{server} does not let itself be recorded; start it with `wisp serve MODEL --recordable`, or "
-            f'`vllm serve` with "recordable": true among the settings of wisp'
-        )
-    if response.status_code in (401, 403):
-        raise RecordingError(f"{server} answers {response.status_code}; add its key with --api-key KEY")
-    if response.status_code == REFUSED:
-        raise RecordingError(_json(response).get("error", "the server refuses without a reason"))
-    if response.status_code != 200:
-        raise RecordingError(f"{url} answers {response.status_code}; look at the server's log")
-    return response
-
-
-def _json(response: Any) -> dict[str, Any]:
-    try:
-        answer = response.json()
-    except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
-        raise RecordingError(f"{response.url} does not answer as a server of wisp does; name the root of one")
-    return answer
 
 
 @contextmanager

@@ -18,22 +18,30 @@ def stats(
     layers: Annotated[bool, typer.Option("--layers", help="One row a layer as well.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Go on, every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for other programs.")] = False,
+    curves: Annotated[
+        bool, typer.Option("--curves", help="What other sizes would miss, of a server with --measure.")
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(help="The server's key, for --curves.", envvar="VLLM_API_KEY", show_envvar=True)
+    ] = None,
 ) -> None:
     """Show hits, faults, bytes moved, evictions and waves of the server at URL."""
     from wisp.cli.served_counters import scrape
+    from wisp.cli.served_curves import curve_tables, read_curves
 
-    if watch and as_json:
-        raise ConfigError("--watch and --json do not go together; call --json as often as you need it")
+    if watch and (as_json or curves):
+        raise ConfigError("--watch goes with neither --json nor --curves; call those as often as you need them")
     served = scrape(url)
+    metered = read_curves(url, api_key) if curves else None
     if as_json:
-        typer.echo(json.dumps(as_dict(served), indent=2))
+        typer.echo(json.dumps(as_dict(served) | ({"curves": metered} if metered else {}), indent=2))
         return
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     if not watch:
-        console.print(table(served, with_layers=layers))
+        console.print(table(served, with_layers=layers), *(curve_tables(metered) if metered else ()))
         return
     with Live(table(served, with_layers=layers), console=console, auto_refresh=False) as live:
         while True:

@@ -25,12 +25,13 @@ def register() -> None:
         return
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    from wisp.engines.vllm import recording_service
+    from wisp.engines.vllm import meter_service, recording_service
     from wisp.engines.vllm.layer import PagedRoutedExperts
     from wisp.engines.vllm.patches import routed_experts
 
     engine_args.install()
     recording_service.install()
+    meter_service.install()
     RoutedExperts.register_oot(PagedRoutedExperts)
     routed_experts.install(PagedRoutedExperts)
     _registered = True  # only now: a part that failed to load must not leave the configuration accepted

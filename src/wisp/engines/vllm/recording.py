@@ -16,7 +16,7 @@ import numpy as np
 from wisp.engines.vllm import worker_recorder
 from wisp.engines.vllm.scheduler_recorder import SchedulerRecorder
 from wisp.engines.vllm.worker_recorder import RecordedRouting, RecordingStarted
-from wisp.errors import UnsupportedError, WispError
+from wisp.errors import RecordingError, UnsupportedError
 from wisp.recording import Recording
 from wisp.trace import RoutingTrace
 from wisp.units import format_bytes
@@ -79,7 +79,7 @@ class EngineRecorder:
         waits for all steps that run and takes everything.
 
         Raises:
-            WispError: the core and its workers do not agree on the steps.
+            RecordingError: the core and its workers do not agree on the steps.
         """
         with self.clocked():
             self._last_taken = time.monotonic()
@@ -87,7 +87,7 @@ class EngineRecorder:
                 self._read_workers(wait=last)
             scheduled, ran = self._scheduler.waiting_steps, min(stage.steps for stage in self._waiting)
             if last and self.ended is None and ran != scheduled:
-                raise WispError(f"{scheduled} steps were scheduled but {ran} have run; {_UNTOLD}")
+                raise RecordingError(f"{scheduled} steps were scheduled but {ran} have run; {_UNTOLD}")
             steps = min(scheduled, ran) - (not last)
             return self._piece(steps, last=last) if steps > 0 else None
 
@@ -104,7 +104,7 @@ class EngineRecorder:
         assert routing.tokens is not None
         if differing := np.flatnonzero(routing.tokens != scheduled.tokens).tolist():
             was, ran = int(scheduled.tokens[differing[0]]), int(routing.tokens[differing[0]])
-            raise WispError(f"a step of {was} tokens was scheduled but one of {ran} has run; {_UNTOLD}")
+            raise RecordingError(f"a step of {was} tokens was scheduled but one of {ran} has run; {_UNTOLD}")
         return Recording(
             routing,
             scheduled.prefill_tokens,
@@ -139,7 +139,7 @@ class EngineRecorder:
     def _read_workers(self, *, wait: bool) -> None:
         replies = self._executor.collective_rpc(worker_recorder.take, args=(wait,))
         if reasons := [reply for reply in replies if isinstance(reply, str)]:
-            raise WispError(reasons[0])
+            raise RecordingError(reasons[0])
         pieces: list[RecordedRouting] = [reply for reply in replies if reply is not None]
         self._waiting = [
             RoutingTrace.join([stage, piece.routing]) for stage, piece in zip(self._waiting, pieces, strict=True)

@@ -1,6 +1,6 @@
 """Where a worker's routing is read from: the sets of experts of each layer and forward pass, wherever it is decided."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -30,15 +30,16 @@ class RoutingSource(Protocol):
 
 
 class HostRouting:
-    """The plans of pagers that decide on the host."""
+    """The plans of pagers that decide on the host; of several, the last one made is the first to stop."""
 
     def __init__(self, pagers: Sequence[ExpertPager]) -> None:
         self.num_experts = pagers[0].resident.num_experts
         self._pagers = pagers
         self._waves: list[list[tuple[int, ...]]] = [[] for _ in pagers]  # of the step that runs
         self._rows: list[NDArray[np.uint8]] = []
+        self._before = [pager.observe for pager in pagers]
         for waves, pager in zip(self._waves, pagers, strict=True):
-            pager.observe = partial(_keep, waves)
+            pager.observe = partial(_keep, waves, pager.observe)
 
     def ran(self) -> None:
         """See `RoutingSource`. A step may have come in several plans, and a plan in several waves."""
@@ -60,9 +61,11 @@ class HostRouting:
 
     def stop(self) -> None:
         """See `RoutingSource`."""
-        for pager in self._pagers:
-            pager.observe = None
+        for pager, before in zip(self._pagers, self._before, strict=True):
+            pager.observe = before
 
 
-def _keep(waves: list[tuple[int, ...]], plan: PagePlan) -> None:
+def _keep(waves: list[tuple[int, ...]], before: Callable[[PagePlan], None] | None, plan: PagePlan) -> None:
+    if before is not None:
+        before(plan)
     waves.extend(wave.experts for wave in plan.waves)

@@ -2,7 +2,7 @@
 
 Why: the plug-in's classes run in the workers, minutes into a start-up, and not at all for a model without
 experts, where the setting would be without effect in silence. This is the first place that knows everything.
-What: calls the original, then `check_engine`; where `recordable` is set, prepares the API server, which is made
+What: calls the original, then `check_engine`; where a setting asks for routes, prepares the API server, which is made
 after this and in this process. Without a `wisp` configuration nothing is added.
 Versions: 0.32. Ends when: vLLM offers plug-ins a hook on the finished configuration.
 """
@@ -26,10 +26,10 @@ def install() -> None:
         settings = WispSettings.of(vllm_config)
         if settings is not None:
             check_engine(vllm_config, settings)
-            if settings.recordable:
+            if settings.recordable or settings.measure:
                 from wisp.engines.vllm.patches import endpoints
 
-                endpoints.install()
+                endpoints.install(settings)
         return vllm_config
 
     EngineArgs.create_engine_config = create_engine_config

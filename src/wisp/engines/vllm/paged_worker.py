@@ -1,0 +1,41 @@
+"""What one of vLLM's workers has of ours, found from the worker itself."""
+
+from typing import Any
+
+from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm.routing_source import HostRouting, RoutingSource
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import UnsupportedError
+
+
+def is_first_rank(worker: Any) -> bool:
+    """Whether it speaks for its pipeline stage: tensor-parallel ranks route alike."""
+    ranks: int = worker.vllm_config.parallel_config.tensor_parallel_size
+    return bool(worker.rank % ranks == 0)
+
+
+def paging_of(worker: Any) -> WorkerPaging:
+    """Its paged layers.
+
+    Raises:
+        UnsupportedError: it has none.
+    """
+    settings = WispSettings.of(worker.vllm_config)
+    paging = None if settings is None else WorkerPaging.of(worker.vllm_config, settings)
+    if paging is None or not paging.layers:
+        raise UnsupportedError("this engine pages nothing, so there is no routing to read; set expert_slots")
+    return paging
+
+
+def source_of(paging: WorkerPaging) -> RoutingSource:
+    """Its routing, from now on.
+
+    Raises:
+        UnsupportedError: it cannot be read where it is decided.
+    """
+    if paging.in_graph is not None:
+        raise UnsupportedError(
+            "where the device decides, no plan reaches the host, so routing cannot be read yet; "
+            "set decide to host and add --enforce-eager"
+        )
+    return HostRouting([paging.pagers[place] for place in range(len(paging.layers))])
