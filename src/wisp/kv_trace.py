@@ -80,7 +80,10 @@ class KvTrace:
 
     @classmethod
     def join(cls, parts: Sequence[tuple["KvTrace", int]]) -> "KvTrace":
-        """One trace from pieces of one run, each with the number of its first step; the pool is that of the first."""
+        """One trace from pieces of one run, each with the number of its first step.
+
+        The pool is that of the first, should it have been resized.
+        """
         return replace(
             parts[0][0],
             blocks=np.concatenate([part.blocks for part, _ in parts]),

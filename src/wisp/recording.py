@@ -106,7 +106,7 @@ class Recording:
 
     def _kind(self) -> tuple[object, ...]:
         """What pieces of one run have in common."""
-        kv = None if self.kv is None else (self.kv.block_tokens, self.kv.pool_blocks)
+        kv = None if self.kv is None else self.kv.block_tokens
         return (
             (self.routing.layers, self.routing.num_experts, self.expert_bytes),
             (self.routing.tokens is None, self.prefill_tokens is None, self.requests is None, kv),

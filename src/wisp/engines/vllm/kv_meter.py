@@ -13,8 +13,9 @@ from wisp.workingset.curve import MissCurve
 class KvMeter:
     """A `SchedulerListener` with the decayed histogram of an engine's blocks.
 
-    A reference is a block that a request finds in the prefix cache or fills. Exact up to twice the blocks of the pool,
-    or 65,536 if that is more; its memory is bounded by that.
+    A reference is a block that a request finds in the prefix cache or fills, counted one by one, so that all blocks of
+    a conversation that returns seem as deep as the deepest of them (`wisp.workingset.kv_reuse` says more). Exact up to
+    twice the blocks of the pool, or 65,536 if that is more; its memory is bounded by that.
     """
 
     def __init__(self, scheduler: Any) -> None:
