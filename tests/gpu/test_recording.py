@@ -10,7 +10,7 @@ from wisp.recording import Recording
 from wisp.simulate import simulate
 
 MODEL = Path(__file__).parents[2] / "demo" / "model"
-SLOTS, TOKENS = 16, 4
+SLOTS, TOP_K, TOKENS = 16, 4, 4
 TALKS = (
     Conversation("python", ("Write Python code: Send a message to the server", "Continue.")),
     Conversation("prose", ("Tell a story about Captain Ahab. " * 12,)),
@@ -52,6 +52,7 @@ def test_predicted_faults_equal_the_devices(record, flags):
     report, recording = record("device", *flags)
     replay = simulate(recording.routing, SLOTS)
     assert recording.routing.widths().max() <= SLOTS
+    assert np.all(recording.routing.widths() <= TOP_K * recording.routing.tokens)  # what pads a graph needs nothing
     assert replay.total_references == report.counters["references"]
     assert replay.total_faults == report.counters["faults"] > 0
     assert replay.total_evictions == report.counters["evictions"]

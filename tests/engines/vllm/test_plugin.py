@@ -59,3 +59,22 @@ def test_an_untested_version_is_left_alone_until_wisp_is_configured(fresh, monke
     EngineArgs(**args).create_engine_config()
     with pytest.raises(UnsupportedError, match=r"from 0\.32\.0 to below 0\.33\.0, not 0\.33\.0"):
         EngineArgs(**args, additional_config={"wisp": {"expert_slots": 5}}).create_engine_config()
+
+
+def test_routes_are_added_only_where_a_setting_asks_for_them(fresh, monkeypatch, checkpoint):
+    from vllm import plugins
+
+    from wisp.engines.vllm.patches import endpoints
+
+    monkeypatch.setattr(plugins, "load_endpoint_plugins", lambda _tasks: ["another"])
+    monkeypatch.setattr(endpoints, "_settings", None)
+    plugin.register()
+    args = {"model": str(checkpoint("qwen3_moe")), "dtype": "bfloat16", "skip_tokenizer_init": True}
+    for settings in ({}, {"recordable": False}):
+        EngineArgs(**args, additional_config={"wisp": {"expert_slots": 5, **settings}}).create_engine_config()
+        assert plugins.load_endpoint_plugins(()) == ["another"]
+    for settings in ({"recordable": True}, {"measure": True}):
+        EngineArgs(**args, additional_config={"wisp": {"expert_slots": 5, **settings}}).create_engine_config()
+        another, own = plugins.load_endpoint_plugins(())
+        assert another == "another"
+        assert vars(own._settings) | settings == vars(own._settings)

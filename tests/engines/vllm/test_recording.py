@@ -1,5 +1,6 @@
 """What is recorded is what the engine did: the faults predicted from a trace are the engine's own."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +85,29 @@ def test_kv_references_tell_hits_from_misses(run):
 def test_recording_costs_under_two_percent(run):
     report, _ = run
     assert 0 < report.recorder_seconds < 0.02 * report.seconds
+
+
+@pytest.mark.engine
+def test_tensor_parallel_ranks_in_processes_of_their_own_are_recorded(tmp_path):
+    recorded_run = pytest.importorskip("wisp.engines.vllm.recorded_run")
+    path = tmp_path / "trace.npz"
+    script = Script((Conversation("python", TURNS[:1]),), max_tokens=12)
+    request = recorded_run.RunRequest(
+        str(MODEL), {"expert_slots": SLOTS}, script, str(path), (*FLAGS, "--tensor-parallel-size", "2")
+    )
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        pytest.skip("two ranks need two cores")
+    binding = {"VLLM_CPU_OMP_THREADS_BIND": "|".join(map(str, cores[:2]))}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (EAGER | binding).items():
+            patch.setenv(name, value)
+        report = recorded_run.record_run(request)
+    recording = Recording.load(path)
+    replay = simulate(recording.routing, SLOTS)
+    assert replay.total_references == report.counters["references"]
+    assert replay.total_faults == report.counters["faults"] > 0
+    assert replay.copied_bytes(recording.expert_bytes) == report.counters["bytes_moved"]
 
 
 def test_an_engine_that_fails_is_told(tmp_path):

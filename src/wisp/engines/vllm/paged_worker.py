@@ -18,8 +18,13 @@ def paging_of(worker: Any) -> WorkerPaging:
     """Its paged layers.
 
     Raises:
-        UnsupportedError: it has none.
+        UnsupportedError: it has none, or knows some of the experts alone.
     """
+    if worker.vllm_config.parallel_config.enable_expert_parallel:
+        raise UnsupportedError(
+            "with --enable-expert-parallel a rank knows the routing to its own experts alone, which cannot be put "
+            "together yet; leave it out: routing does not depend on it"
+        )
     settings = WispSettings.of(worker.vllm_config)
     paging = None if settings is None else WorkerPaging.of(worker.vllm_config, settings)
     if paging is None or not paging.layers:
