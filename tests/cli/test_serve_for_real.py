@@ -16,10 +16,10 @@ from wisp.kv_trace import KvEvent
 from wisp.recording import Recording
 
 START_SECONDS = 400
-FLAGS = (
-    *("--enforce-eager", "--max-model-len", "256", "--max-num-seqs=4"),
-    *("--block-size", "32", "--num-gpu-blocks-override", "64"),
-)
+FLAGS = ("--enforce-eager", "--max-model-len", "256", "--max-num-seqs=4", "--num-gpu-blocks-override", "64")
+
+ANSWER_TOKENS = 140
+"""Of a recorded answer: more than a block has, 128 as vLLM has it on a CPU."""
 
 pytestmark = pytest.mark.engine
 
@@ -135,13 +135,18 @@ def check_curves(url):
     assert 0 < curves["kv"]["references_a_step"] < 1
     shown = stats(url, "--curves")
     assert "3 layers together" in shown
-    assert "by KV blocks of 32 tokens" in shown
+    assert "by KV blocks of" in shown
 
 
 def check_recording(url, before):
     """What is recorded of an answer is all that the layers were asked for in the meantime."""
     ticket = httpx.post(url + RECORDINGS).json()["ticket"]
-    words = {"model": "tiny", "prompt": "w5", "max_tokens": 40, "ignore_eos": True}  # of no more experts than slots
+    words = {
+        "model": "tiny",
+        "prompt": "w5",
+        "max_tokens": ANSWER_TOKENS,
+        "ignore_eos": True,
+    }  # of no more experts than slots
     reply = httpx.post(f"{url}/v1/completions", json=words, timeout=60).json()
     finished = httpx.post(f"{url}{RECORDINGS}/{ticket}/finish")
     said = json.loads(finished.headers[HEADER])
@@ -149,11 +154,11 @@ def check_recording(url, before):
     assert 0 < said["seconds"] < 1
     recording = Recording.from_bytes(finished.content, "the server")
     prompt_tokens = reply["usage"]["prompt_tokens"]
-    assert recording.routing.steps == 40
-    assert recording.routing.tokens.tolist() == [prompt_tokens] + 39 * [1]
-    assert recording.prefill_tokens.tolist() == [prompt_tokens] + 39 * [0]
+    assert recording.routing.steps == ANSWER_TOKENS
+    assert recording.routing.tokens.tolist() == [prompt_tokens] + (ANSWER_TOKENS - 1) * [1]
+    assert recording.prefill_tokens.tolist() == [prompt_tokens] + (ANSWER_TOKENS - 1) * [0]
     assert recording.expert_bytes == before["pool"]["expert_bytes"]
-    assert recording.kv.count(KvEvent.INSERT) == (prompt_tokens + 39) // recording.kv.block_tokens > 0
+    assert recording.kv.count(KvEvent.INSERT) == (prompt_tokens + ANSWER_TOKENS - 1) // recording.kv.block_tokens > 0
     asked = json.loads(stats(url, "--json"))["total"]["references"] - before["total"]["references"]
     assert recording.routing.widths().sum() == asked > 0
 
