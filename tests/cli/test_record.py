@@ -41,7 +41,7 @@ def test_a_model_is_recorded_with_all_experts_resident_unless_told(wisp, model, 
     assert "tokens: 5 of prompts, 1 decoded" in ended.out
     assert "recording took 10ms of 2s, 0.50%" in ended.out
     (request,) = requests
-    assert request.settings == {"expert_slots": 16, "policy": "lru", "decide": "host"}
+    assert request.settings == {"expert_slots": 16, "policy": "lru", "decide": "auto"}
     assert request.engine_flags == ("--max-model-len", "512")
     assert not request.script.chat
     (tmp_path / "p.txt").write_text("hello\n")

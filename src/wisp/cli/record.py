@@ -1,10 +1,11 @@
 """`wisp record MODEL|URL -o trace.npz`: routing and KV references of an engine, our own or a running server's."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from wisp.conversations import Script, plain_script, read_script
 from wisp.errors import ConfigError, RecordingError
 from wisp.policies import POLICIES
 from wisp.recording import Recording
@@ -28,6 +29,9 @@ def record(
         str | None, typer.Option(metavar="N", help="Experts of each layer in fast memory; all, if left out.")
     ] = None,
     policy: Annotated[str | None, typer.Option(help=f"Who is evicted: {', '.join(POLICIES)}.")] = None,
+    decide: Annotated[
+        Literal["auto", "device", "host"] | None, typer.Option(help="Where paging is decided, as for wisp serve.")
+    ] = None,
     seconds: Annotated[float | None, typer.Option(help="Of a URL: how long to record.", min=0.1)] = None,
     steps: Annotated[int | None, typer.Option(help="Of a URL: how many steps to record.", min=1)] = None,
     api_key: Annotated[
@@ -40,7 +44,7 @@ def record(
     which keeps what was recorded.
 
     Of a MODEL, further options go to vLLM. Routing does not depend on the slots, so one trace answers for every number
-    of them. Paging is decided on the host, so a GPU needs --enforce-eager.
+    of them.
     """
     from wisp.cli.trace_file import check_output
 
@@ -51,6 +55,7 @@ def record(
         "--max-tokens": max_tokens,
         "--expert-slots": expert_slots,
         "--policy": policy,
+        "--decide": decide,
     }
     if model.startswith(_URL):
         given = [name for name, value in of_model.items() if value is not None] + list(context.args)
@@ -61,7 +66,16 @@ def record(
     for name, value in {"--seconds": seconds, "--steps": steps}.items():
         if value is not None:
             raise ConfigError(f"{name} is for the URL of a server; a MODEL is recorded until its prompts are answered")
-    _record_model(model, output, context.args, prompts, domain, max_tokens, expert_slots, policy or POLICIES[0])
+    if prompts is None and domain is not None:
+        raise ConfigError("--domain chooses among the conversations of a file; add --prompts FILE")
+    script = read_script(prompts, domain=domain, max_tokens=max_tokens) if prompts is not None else None
+    if script is None:
+        from wisp.engines.vllm.verify.workload import TEXTS
+
+        script = plain_script(TEXTS, max_tokens or 32)
+    slots = expert_slots if expert_slots is not None else _all_experts(model)
+    settings = {"policy": policy or POLICIES[0], "decide": decide or "auto"}
+    _record_model(model, output, context.args, script, slots, settings)
 
 
 def _record_server(url: str, output: Path, seconds: float | None, steps: int | None, api_key: str | None) -> None:
@@ -88,31 +102,17 @@ def _record_server(url: str, output: Path, seconds: float | None, steps: int | N
 
 
 def _record_model(
-    model: str,
-    output: Path,
-    engine_flags: list[str],
-    prompts: Path | None,
-    domain: str | None,
-    max_tokens: int | None,
-    expert_slots: str | None,
-    policy: str,
+    model: str, output: Path, engine_flags: list[str], script: Script, slots: str, settings: dict[str, Any]
 ) -> None:
-    from wisp.cli.preflight import check_serve
-    from wisp.conversations import plain_script, read_script
-
-    if prompts is None and domain is not None:
-        raise ConfigError("--domain chooses among the conversations of a file; add --prompts FILE")
-    script = read_script(prompts, domain=domain, max_tokens=max_tokens) if prompts is not None else None
-    slots = expert_slots if expert_slots is not None else _all_experts(model)
-    check_serve(model, slots, "auto", engine_flags, policy=policy, decide="host")
-    from wisp.engines.vllm.recorded_run import RunRequest, record_run
-    from wisp.engines.vllm.verify.workload import TEXTS
-
-    settings = {"expert_slots": int(slots), "policy": policy, "decide": "host"}
-    script = script or plain_script(TEXTS, max_tokens or 32)
-    request = RunRequest(model, settings, script, str(output.absolute()), tuple(engine_flags))
     from rich.console import Console
 
+    from wisp.cli.preflight import check_serve
+
+    check_serve(model, slots, "auto", engine_flags, **settings)
+    from wisp.engines.vllm.recorded_run import RunRequest, record_run
+
+    settings = {"expert_slots": int(slots), **settings}
+    request = RunRequest(model, settings, script, str(output.absolute()), tuple(engine_flags))
     console = Console()
     with console.status("starting the engine, answering, recording"):
         report = record_run(request)

@@ -1,4 +1,7 @@
-"""How deep references to experts reach, counted in a worker while it serves. The core calls the functions here."""
+"""How deep references to experts reach, counted in a worker while it serves. The core calls the functions here.
+
+Where the device decides, a worker follows its ring in any case (`WorkerPaging.routing`), and is only asked.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -70,16 +73,25 @@ def start(wrapper: Any) -> str | None:
         return None
     try:
         paging = paging_of(worker)
-        setattr(worker, _PLACE, ExpertMeter(worker, source_of(paging), len(paging.layers)))
     except WispError as error:  # it would not cross to another process as what it is
         return str(error)
+    if paging.in_graph is None:
+        setattr(worker, _PLACE, ExpertMeter(worker, source_of(paging), len(paging.layers)))
     return None
 
 
 def read(wrapper: Any) -> ExpertDepths | None:
-    """What the worker's meter says, None without one."""
-    meter: ExpertMeter | None = getattr(wrapper.worker, _PLACE, None)
-    return None if meter is None else meter.read(paging_of(wrapper.worker).settings.expert_slots)
+    """What the worker has counted; None of a rank that is not asked."""
+    worker = wrapper.worker
+    if not is_first_rank(worker):
+        return None
+    paging = paging_of(worker)
+    meter: ExpertMeter | None = getattr(worker, _PLACE, None)
+    if meter is not None:
+        return meter.read(paging.settings.expert_slots)
+    assert paging.routing is not None, "metering has begun, so the warm-up is over"
+    curve = MissCurve.total(paging.routing.curves())
+    return ExpertDepths(curve, len(paging.layers), paging.settings.expert_slots, seconds=0.0)
 
 
 def stop(wrapper: Any) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from wisp.engines.vllm.device_routing import DeviceRouting
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.routing_source import HostRouting, RoutingSource
 from wisp.engines.vllm.settings import WispSettings
@@ -33,14 +34,7 @@ def paging_of(worker: Any) -> WorkerPaging:
 
 
 def source_of(paging: WorkerPaging) -> RoutingSource:
-    """Its routing, from now on.
-
-    Raises:
-        UnsupportedError: it cannot be read where it is decided.
-    """
+    """Its routing, from the next step on."""
     if paging.in_graph is not None:
-        raise UnsupportedError(
-            "where the device decides, no plan reaches the host, so routing cannot be read yet; "
-            "set decide to host and add --enforce-eager"
-        )
+        return DeviceRouting(paging.in_graph.state.routing(), paging.in_graph.state.ring.steps)
     return HostRouting([paging.pagers[place] for place in range(len(paging.layers))])
