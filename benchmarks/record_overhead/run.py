@@ -120,6 +120,7 @@ def main() -> int:
     parser.add_argument("--slots", type=int, default=SLOTS)
     parser.add_argument("--pairs", type=int, default=PAIRS)
     parser.add_argument("--graphs", action="store_true", help="without --enforce-eager: on a GPU, inside CUDA graphs")
+    parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results.json"))
     options = parser.parse_args()
     settings = WispSettings(options.slots)
     engine = LLMEngine.from_engine_args(
@@ -153,7 +154,7 @@ def main() -> int:
         "served": served(core, steps),
     }
     text = json.dumps(results, indent=2)
-    Path(__file__).with_name("results.json").write_text(text + "\n")
+    options.output.write_text(text + "\n")
     print(text)
     return int(results["served"]["own_measure_percent"] >= 2 or results["hooks"]["wall"]["median_percent"] >= 2)
 
