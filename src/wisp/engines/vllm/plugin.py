@@ -27,9 +27,10 @@ def register() -> None:
 
     from wisp.engines.vllm import meter_service, recording_service
     from wisp.engines.vllm.layer import PagedRoutedExperts
-    from wisp.engines.vllm.patches import routed_experts
+    from wisp.engines.vllm.patches import amx_permission, routed_experts
 
     engine_args.install()
+    amx_permission.install()
     recording_service.install()
     meter_service.install()
     RoutedExperts.register_oot(PagedRoutedExperts)
