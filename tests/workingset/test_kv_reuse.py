@@ -1,14 +1,20 @@
 """KV reuse by stack depths equals a replay of the pool, at every size."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wisp.errors import ConfigError
+from wisp.errors import ConfigError, TraceError
 from wisp.kv_trace import KvEvent, KvTrace
+from wisp.recording import Recording
 from wisp.simulate import simulate_kv
-from wisp.workingset import BlockHistogram, KvReuse
+from wisp.workingset import BlockHistogram, KvReuse, by_turn
+
+TABLE5 = Path(__file__).parents[2] / "benchmarks" / "table5" / "traces"
 
 STEPS = st.lists(st.lists(st.tuples(st.integers(0, 9), st.booleans()), max_size=6), max_size=25)
 """Steps of (block, whether it was computed though it was there)."""
@@ -70,6 +76,29 @@ def test_conversations_in_turn_are_all_kept_or_not_at_all():
     assert [reuse.lost_share(blocks) for blocks in (10, 15)] == [1, 0]
     assert reuse.widest_step == 5
     assert reuse.new_blocks == reuse.distinct_blocks == 15
+
+
+@pytest.mark.parametrize("blocks", [68, 84])
+def test_a_small_pools_engine_found_what_any_recording_predicts(blocks):
+    """One run of benchmarks/table5/record.py, with 1,024 blocks and again with --num-gpu-blocks-override 68 and 84.
+
+    Of the blocks one is never given away, and one is not full.
+    """
+    large = KvReuse.of(Recording.load(TABLE5 / "mixed-few-long.npz").kv)
+    recording = Recording.load(Path(__file__).parent / "traces" / f"{blocks}-blocks.npz")
+    assert recording.kv.pool_blocks == blocks
+    assert recording.kv.count(KvEvent.CAPACITY_MISS) > 30
+    own = KvReuse.of(by_turn(recording))
+    assert large.kept(blocks - 2) == own.kept(blocks - 2) == recording.kv.count(KvEvent.HIT)
+    assert [own.kept(each) for each in range(120)] == [large.kept(each) for each in range(120)]
+
+
+def test_turns_are_not_told_apart_where_requests_ran_side_by_side():
+    recording = Recording.load(Path(__file__).parent / "traces" / "68-blocks.npz")
+    assert by_turn(replace(recording, requests=recording.requests + 1)) is recording.kv
+    assert by_turn(replace(recording, prefill_tokens=None)) is recording.kv
+    with pytest.raises(TraceError, match="no KV references"):
+        by_turn(replace(recording, kv=None))
 
 
 def test_what_is_computed_twice_is_neither_kept_nor_lost():

@@ -11,7 +11,7 @@ from wisp.allocator.workload import Workload
 from wisp.errors import TraceError
 from wisp.kv_trace import KvEvent
 from wisp.recording import Recording
-from wisp.workingset.kv_reuse import KvReuse
+from wisp.workingset.kv_reuse import KvReuse, by_turn
 
 _PRIOR = "a stated prior: each turn is any open conversation's with equal probability, blocks go by last use"
 
@@ -102,7 +102,7 @@ def traced_kv(recording: Recording, layout: KvLayout, workload: Workload) -> Tra
             "no step of the trace computes a prompt, so its KV references tell nothing about turns; record for longer, "
             "or give --conversations N to plan by the prior"
         )
-    reuse = KvReuse.of(kv)
+    reuse = KvReuse.of(by_turn(recording))
     recomputed = kv.count(KvEvent.CAPACITY_MISS) * kv.block_tokens
     turn = replace(
         workload,

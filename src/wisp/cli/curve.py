@@ -28,7 +28,7 @@ def curve(
 
     from wisp.cli.kv_table import KvRow, check_blocks, kv_dict, kv_table, shown_sizes
     from wisp.plots.figure import check_figure
-    from wisp.workingset import KvReuse
+    from wisp.workingset import KvReuse, by_turn
     from wisp.workingset.summary import TraceSummary, check_slots
 
     if output is not None:
@@ -42,7 +42,7 @@ def curve(
     console = Console(stderr=as_json)
     with console.status("counting stack distances"):
         summary = TraceSummary.of(steps)
-        reuse = None if kv is None else KvReuse.of(kv)
+        reuse = None if kv is None else KvReuse.of(by_turn(recording))
     title = describe(trace, recording, steps, phase)
     sizes = [] if reuse is None else shown_sizes(reuse, kv_blocks)
     rows = [] if reuse is None else [KvRow(each, reuse.kept(each), reuse.lost(each)) for each in sizes]

@@ -51,7 +51,7 @@ def simulate(
     from wisp.plots.figure import check_figure
     from wisp.simulate import simulate as replay
     from wisp.simulate import simulate_kv
-    from wisp.workingset import KvReuse
+    from wisp.workingset import KvReuse, by_turn
     from wisp.workingset.summary import check_slots
 
     if output is not None:
@@ -75,10 +75,10 @@ def simulate(
             for name in names:
                 status.update(f"replaying {name} at {count} slots")
                 replays.append(replay(steps, count, name))
-        reuse = None if kv is None else KvReuse.of(kv)
+        reuse = None if kv is None else KvReuse.of(by_turn(recording))
         if kv is not None and reuse is not None:
             status.update("replaying KV blocks")
-            pools = [simulate_kv(kv, blocks) for blocks in sizes or shown_sizes(reuse, None)]
+            pools = [simulate_kv(by_turn(recording), blocks) for blocks in sizes or shown_sizes(reuse, None)]
     title = describe(trace, recording, steps, phase)
     rows = [KvRow(pool.blocks, pool.hits, pool.capacity_misses) for pool in pools]
     if as_json:

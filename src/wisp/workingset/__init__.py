@@ -3,7 +3,7 @@
 from wisp.workingset.blocks import BlockHistogram
 from wisp.workingset.curve import MissCurve, miss_curves
 from wisp.workingset.histogram import ExpertHistogram
-from wisp.workingset.kv_reuse import KvReuse
+from wisp.workingset.kv_reuse import KvReuse, by_turn
 from wisp.workingset.stack import COLD, DepthCounts, LRUStack, count_depths
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "KvReuse",
     "LRUStack",
     "MissCurve",
+    "by_turn",
     "count_depths",
     "miss_curves",
 ]

@@ -8,15 +8,18 @@ conversation of m blocks that comes back at depth D then reaches D to D + m - 1,
 beginning. (Looked up one by one, all of them would reach D + m - 1.)
 
 Two bounds of this. A block goes back when its request ends, not when the step does: where requests run side by side,
-those of a long one seem older than they are. And a running request holds one block more, which is not full.
+those of a long one seem older than they are, and a prompt of several chunks is looked up in parts (one at a time,
+`by_turn` puts that right). And a running request holds one block more, which is not full.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from wisp.errors import TraceError
 from wisp.kv_trace import KvEvent, KvTrace
+from wisp.recording import Recording
 from wisp.workingset.curve import MissCurve
 from wisp.workingset.places import depths_before_step, previous_places
 
@@ -80,3 +83,29 @@ class KvReuse:
         warm = np.bincount(self.depths, minlength=self.distinct_blocks)
         steps = float(self.steps[-1] + 1) if self.returns else 1.0
         return MissCurve.from_depths(warm, float(self.new_blocks), steps, self.widest_step)
+
+
+def by_turn(recording: Recording) -> KvTrace:
+    """The recorded references, each turn's as one step, from the last block to the first, as vLLM gives them back.
+
+    That is known where requests ran one at a time, and matters where blocks were lost: the chunks in which a prompt was
+    computed again would otherwise count as so many look-ups. Everything else is returned as it was recorded.
+
+    Raises:
+        TraceError: no KV references were recorded.
+    """
+    kv, prefill, requests = recording.kv, recording.prefill_tokens, recording.requests
+    if kv is None:
+        raise TraceError("no KV references were recorded; record with wisp record")
+    one_at_a_time = prefill is not None and requests is not None and requests.max(initial=0) <= 1
+    if not one_at_a_time or prefill is None or not kv.count(KvEvent.CAPACITY_MISS):
+        return kv
+    computes = prefill > 0
+    looks_up = np.zeros(len(prefill), dtype=np.bool_)
+    looks_up[kv.steps[(kv.events == KvEvent.HIT) & (kv.steps < len(prefill))]] = True
+    begins = computes & (looks_up | ~np.concatenate([[False], computes[:-1]]))
+    begins[:1] = True
+    starts = np.flatnonzero(begins)
+    turn = np.searchsorted(starts, kv.steps, side="right") - 1
+    order = np.lexsort((np.arange(len(turn)), -kv.steps, turn))
+    return replace(kv, blocks=kv.blocks[order], steps=starts[turn][order], events=kv.events[order])
