@@ -43,10 +43,15 @@ class Scheduler:
         self.kv_cache_manager = SimpleNamespace(block_pool=Pool())
         self.requests = {}
 
-    def schedule(self, **tokens):
+    def schedule(self, *, drafts=0, **tokens):
+        """`drafts` of the tokens of each request are a draft model's."""
         for name, count in tokens.items():
             self.requests[name].num_computed_tokens += count
-        return SimpleNamespace(num_scheduled_tokens=tokens, total_num_scheduled_tokens=sum(tokens.values()))
+        return SimpleNamespace(
+            num_scheduled_tokens=tokens,
+            total_num_scheduled_tokens=sum(tokens.values()),
+            scheduled_spec_decode_tokens={name: [0] * drafts for name in tokens if drafts},
+        )
 
     def _preempt_request(self, request, timestamp):
         pass

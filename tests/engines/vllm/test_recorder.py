@@ -84,6 +84,24 @@ def test_a_token_that_is_scheduled_before_the_last_one_is_known_is_decoded():
     assert recorder.take(last=True).prefill_tokens.tolist() == [4, 1, 0, 0]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_drafted_tokens_are_decoded(is_async):
+    core = Core(layers=1)
+    request = make_request(5)
+    core.scheduler.requests = {"a": request}
+    recorder = EngineRecorder(core)
+
+    def step(count, *, drafts):
+        request.num_output_placeholders += is_async * (1 + drafts)
+        core.step([[(0,)]], a=count, drafts=drafts)
+
+    step(5, drafts=0)
+    if not is_async:
+        request.num_output_tokens, request.num_tokens = 1, 6
+    step(3, drafts=2)
+    assert recorder.take(last=True).prefill_tokens.tolist() == [5, 0]
+
+
 @given(st.lists(st.sampled_from(["step", "take"]), max_size=12), st.booleans(), st.integers(1, 2), st.integers(1, 2))
 def test_pieces_are_the_whole_however_they_are_taken(actions, is_behind, stages, ranks):
     core = Core(stages=stages, ranks=ranks, is_behind=is_behind)

@@ -82,7 +82,8 @@ class SchedulerRecorder:
     def scheduled(self, output: Any) -> None:
         """See `SchedulerListener`."""
         scheduled = output.num_scheduled_tokens
-        prefill = sum(count for name, count in scheduled.items() if not self._decodes(name, count))
+        drafts = {name: len(tokens) for name, tokens in output.scheduled_spec_decode_tokens.items()}
+        prefill = sum(count for name, count in scheduled.items() if not self._decodes(name, count, drafts.get(name, 0)))
         for held, count in zip(self._counts, (sum(scheduled.values()), prefill, len(scheduled)), strict=True):
             held.append(count)
         self.steps += 1
@@ -113,17 +114,17 @@ class SchedulerRecorder:
         self._steps.append(self.steps)
         self._events.append(event)
 
-    def _decodes(self, name: str, count: int) -> bool:
-        """Whether this is the next token of an answer; `schedule` has already counted it as computed.
+    def _decodes(self, name: str, count: int, drafts: int) -> bool:
+        """Whether this is the next token of an answer, with drafts of those after it; `schedule` has counted them.
 
         With asynchronous scheduling the tokens that running steps will bring, this one's included, are placeholders.
         """
         request = self._scheduler.requests[name]
-        coming = max(request.num_output_placeholders - 1, 0)
+        coming = max(request.num_output_placeholders - 1 - drafts, 0)
         return (
-            count == 1
+            count - drafts == 1
             and request.num_output_tokens + coming > 0
-            and request.num_computed_tokens == request.num_tokens + coming
+            and request.num_computed_tokens - drafts == request.num_tokens + coming
         )
 
 
