@@ -16,6 +16,7 @@ _BYTES_PER_UNIT = {
     "gb": 10**9,
     "tb": 10**12,
 }
+_LEAST_BARE_NUMBER = 1 << 20
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TIME_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
@@ -40,6 +41,18 @@ def parse_bytes(text: str | int) -> int:
     if unit in ("", "b") and "." in number:
         raise _not_a_size(text)
     return int(Decimal(number) * _BYTES_PER_UNIT[unit or "b"])
+
+
+def parse_budget(text: str, option: str) -> int:
+    """The bytes of memory that an option names; a bare number below 1 MiB is refused, for nobody means "24" bytes.
+
+    Raises:
+        ConfigError: no size, or one without a unit.
+    """
+    count = parse_bytes(text)
+    if str(text).strip().isdigit() and count < _LEAST_BARE_NUMBER:
+        raise ConfigError(f"{option} {text} would be {text} bytes; write the unit, as in {option} {text}GiB")
+    return count
 
 
 def format_bytes(count: int) -> str:

@@ -11,7 +11,15 @@ from wisp.errors import ConfigError
 
 def test_it_comes_back_as_it_was_saved(tmp_path):
     path = tmp_path / "c.json"
-    mine = replace(STATED, machine="NVIDIA L4", device_bytes=24 * 2**30, fault_bytes_per_second=20e9)
+    mine = replace(
+        STATED,
+        machine="NVIDIA L4",
+        device_bytes=24 * 2**30,
+        fault_bytes_per_second=20e9,
+        prefill=((128, 0.06), (512, 0.07)),
+        notes=("told",),
+        measured={"expert_slots": 16},
+    )
     mine.save(path)
     assert Calibration.load(path) == mine
 
@@ -20,7 +28,13 @@ def test_it_comes_back_as_it_was_saved(tmp_path):
     ("change", "told"),
     [
         (lambda c: c.pop("format"), "not a calibration"),
-        (lambda c: c.update(version=2), "version 2"),
+        (lambda c: c.update(version=3), "version 3 .* upgrade"),
+        (lambda c: c.update(version=1), "version 1 .* calibrate anew"),
+        (lambda c: c.update(prefill=[[512, 0.1], [128, 0.1]]), "ascending"),
+        (lambda c: c.update(prefill=[[512]]), "damaged"),
+        (lambda c: c.update(prefill=4), "damaged"),
+        (lambda c: c.update(sequence_seconds=-1), "sequence_seconds"),
+        (lambda c: c.update(engine=""), "engine"),
         (lambda c: c.pop("layer_seconds"), "lacks 'layer_seconds'"),
         (lambda c: c.update(warp=9), "unknown 'warp'"),
         (lambda c: c.update(layer_seconds=0), "layer_seconds"),
@@ -60,3 +74,18 @@ def test_another_machine_or_model_is_named():
     assert "NVIDIA L4" in machine
     assert STATED.model in model
     assert "olmoe" in model
+
+
+def test_a_file_cut_short_is_refused(tmp_path):
+    path = tmp_path / "c.json"
+    STATED.save(path)
+    path.write_text(path.read_text()[:-40])
+    with pytest.raises(ConfigError, match="calibrate anew"):
+        Calibration.load(path)
+
+
+def test_very_different_versions_are_named():
+    assert STATED.warnings(None, STATED.model, {"vllm": "0.32.9", "torch": "2.13.1", "other": "1"}) == []
+    (told,) = STATED.warnings(None, STATED.model, {"vllm": "0.33.0"})
+    assert "vllm 0.32.0" in told
+    assert "0.33.0 is installed" in told

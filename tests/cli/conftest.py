@@ -25,13 +25,14 @@ class Ended:
 
 
 @pytest.fixture
-def wisp(monkeypatch, capsys):
+def wisp(monkeypatch, capsys, tmp_path):
     """`wisp("serve", ...)` runs the command; a stand-in takes the place of the module that imports vLLM."""
     started = []
     stand_in = types.ModuleType("wisp.engines.vllm.serve")
     stand_in.serve = lambda arguments, settings, *, device: started.append((arguments, settings, device))
     monkeypatch.setitem(sys.modules, "wisp.engines.vllm.serve", stand_in)
     monkeypatch.delenv("VLLM_PLUGINS", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no calibration of this machine's
 
     def run(*words: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["wisp", *map(str, words)])
@@ -56,3 +57,9 @@ def model(tmp_path) -> Path:
     (folder / "config.json").write_text(json.dumps(CONFIG))
     write_safetensors(folder / "model.safetensors")
     return folder
+
+
+@pytest.fixture
+def qwen_config() -> str:
+    """A whole configuration: 128 experts, top-8."""
+    return (Path(__file__).parents[1] / "allocator" / "configs" / "qwen3-30b-a3b.json").read_text()

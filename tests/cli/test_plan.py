@@ -186,7 +186,7 @@ def test_a_trace_without_kv_references_is_told(wisp, tmp_path):
 
 
 def test_a_calibration_of_this_machine_and_model_is_taken_without_a_warning(wisp, tmp_path, monkeypatch):
-    monkeypatch.setattr("wisp.cli.plan.this_machine", lambda: "NVIDIA L4")
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: "NVIDIA L4")
     replace(STATED, machine="NVIDIA L4", fault_bytes_per_second=20e9).save(tmp_path / "c.json")
     ended = wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json", "--json")
     found = json.loads(ended.out)
@@ -195,7 +195,7 @@ def test_a_calibration_of_this_machine_and_model_is_taken_without_a_warning(wisp
 
 
 def test_a_calibration_of_another_machine_or_model_is_warned_of(wisp, tmp_path, monkeypatch):
-    monkeypatch.setattr("wisp.cli.plan.this_machine", lambda: "NVIDIA L4")
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: "NVIDIA L4")
     STATED.save(tmp_path / "c.json")
     ended = wisp("plan", CONFIGS / "mixtral-8x7b.json", "--gpu-memory", "48GiB", "--calibration", tmp_path / "c.json")
     assert ended.code == 0
@@ -211,39 +211,32 @@ def test_more_than_the_calibrated_machine_has_is_refused(refused, tmp_path):
     assert "24GiB but NVIDIA H200 has 16GiB" in told
 
 
-@pytest.mark.parametrize(("answer", "has"), [("echo 23034", 23034 << 20), ("echo none", None), ("exit 9", None)])
-def test_this_machines_memory_is_asked_of_its_driver(monkeypatch, tmp_path, answer, has):
-    from wisp.cli import plan
-
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{answer}\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(plan, "this_machine", lambda: None)
-    assert plan.this_machines_bytes() is None
-    monkeypatch.setattr(plan, "this_machine", lambda: "NVIDIA L4")
-    assert plan.this_machines_bytes() == has
-    monkeypatch.setenv("PATH", "")
-    assert plan.this_machines_bytes() is None
-
-
 def test_more_than_this_machine_has_is_warned_of(wisp, monkeypatch):
-    monkeypatch.setattr("wisp.cli.plan.this_machine", lambda: "NVIDIA L4")
-    monkeypatch.setattr("wisp.cli.plan.this_machines_bytes", lambda: 23034 << 20)
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: "NVIDIA L4")
+    monkeypatch.setattr("wisp.cli.plan.gpu_bytes", lambda: 23034 << 20)
     ended = wisp("plan", QWEN, *ISSUE)
     assert ended.code == 0
     assert "--gpu-memory is 24GiB but NVIDIA L4 here has 22.49GiB: it cannot serve this" in ended.err
     assert wisp("plan", QWEN, "--gpu-memory", "22GiB").err == ""
 
 
-def test_this_machines_gpu_is_read_from_its_driver(monkeypatch, tmp_path):
-    from wisp.cli import plan
+def test_the_calibration_of_this_machine_and_model_is_taken_by_itself(wisp, planned, monkeypatch):
+    from wisp.allocator.calibration_files import path_for
 
-    monkeypatch.setattr(plan, "_GPUS", tmp_path)
-    assert plan.this_machine() is None
-    (tmp_path / "0000:01:00.0").mkdir()
-    (tmp_path / "0000:01:00.0" / "information").write_text("Model: \t\t NVIDIA L4\nIRQ:   1\n")
-    assert plan.this_machine() == "NVIDIA L4"
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: "NVIDIA L4")
+    path = path_for("NVIDIA L4", STATED.model)
+    path.parent.mkdir(parents=True)
+    replace(STATED, machine="NVIDIA L4", fault_bytes_per_second=20e9).save(path)
+    assert planned(QWEN, *ISSUE)["costs"]["fault_bytes_per_second"] == 20e9
+    assert "calibrated ones, measured on NVIDIA L4" in wisp("plan", QWEN, *ISSUE).out
+    assert planned(CONFIGS / "olmoe-1b-7b.json", "--gpu-memory", "12GiB")["costs"]["machine"] == STATED.machine
+
+
+def test_a_calibration_by_other_versions_is_warned_of(wisp, tmp_path, monkeypatch):
+    monkeypatch.setattr("wisp.allocator.calibration_files.installed_versions", lambda: {"vllm": "0.32.5"})
+    replace(STATED, versions={"vllm": "0.31.0"}).save(tmp_path / "c.json")
+    ended = wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json")
+    assert ended.err == "wisp: warning: costs were measured with vllm 0.31.0, but 0.32.5 is installed\n"
 
 
 def test_a_format_that_is_not_served_yet_is_warned_of(wisp):

@@ -9,6 +9,13 @@ SLOTS = ("--expert-slots", "8")
 
 
 @pytest.fixture
+def full_model(model, qwen_config):
+    """With a whole configuration."""
+    (model / "config.json").write_text(qwen_config)
+    return model
+
+
+@pytest.fixture
 def refused(wisp):
     """Runs a call that has to be refused; returns what it says."""
 
@@ -46,8 +53,61 @@ def test_slots_that_make_no_sense_are_refused(refused, model, slots, told):
     assert told in refused(model, "--expert-slots", *slots)
 
 
-def test_slots_have_to_be_named(refused, model):
-    assert "--expert-slots 16" in refused(model)
+def test_slots_or_a_budget_have_to_be_named(refused, model):
+    told = refused(model)
+    assert "--expert-slots 16" in told
+    assert "--gpu-memory 24GiB" in told
+
+
+@pytest.mark.parametrize(
+    ("size", "told"),
+    [("24", "as in --gpu-memory 24GiB"), ("-1", "'-1' is not a size"), ("24G", "not a size"), ("", "not a size")],
+)
+def test_a_budget_that_makes_no_sense_is_refused(refused, model, size, told):
+    assert told in refused(model, "--gpu-memory", size)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--kv-cache-memory-bytes", "1G"], ["--gpu-memory-utilization=0.5"], ["--num-gpu-blocks-override", "64"]],
+)
+def test_a_second_way_to_size_the_kv_is_refused(refused, model, flags):
+    assert "use one of the two, not both" in refused(model, "--gpu-memory", "24GiB", *flags)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--trace", "/no/such.npz"), "/no/such.npz cannot be read"),
+        (("--calibration", "/no/such.json"), "there is no calibration"),
+    ],
+)
+def test_a_file_to_plan_by_that_is_not_there_is_refused(refused, model, words, told):
+    assert told in refused(model, "--gpu-memory", "24GiB", *words)
+
+
+def test_planning_takes_options_of_its_own_only_with_a_budget(refused, model):
+    assert "which is not asked for" in refused(model, *SLOTS, "--conversations", "4")
+
+
+def test_a_budget_is_planned_for_the_usual_workload_and_says_so(wisp, full_model):
+    ended = wisp("serve", full_model, "--gpu-memory", "24GiB", "--conversations", "9")
+    arguments, settings, _ = ended.started[0]
+    assert arguments == [str(full_model), "--max-num-seqs", "4", "--max-model-len", "8192"]
+    assert (settings.plans, settings.gpu_memory, settings.conversations) == (True, "24GiB", 9)
+    assert ended.err == "wisp: planning for --max-num-seqs 4 --max-model-len 8192, for nothing else is said\n"
+
+
+def test_a_workload_that_is_said_stays(wisp, full_model):
+    flags = ["--max-num-seqs", "2", "--max-model-len=512"]
+    ended = wisp("serve", full_model, "--gpu-memory", "24GiB", *flags)
+    assert (ended.started[0][0], ended.err) == ([str(full_model), *flags], "")
+
+
+def test_slots_beside_a_budget_add_nothing(wisp, model):
+    ended = wisp("serve", model, *SLOTS, "--gpu-memory", "24GiB")
+    assert ended.started[0][0] == [str(model)]
+    assert not ended.started[0][1].plans
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones(refused, model):

@@ -9,7 +9,7 @@ from typing import Any
 
 from wisp.errors import ConfigError
 
-FORMAT, VERSION = "wisp-calibration", 1
+FORMAT, VERSION = "wisp-calibration", 2
 
 
 @dataclass(frozen=True)
@@ -17,19 +17,27 @@ class Calibration:
     """Rates, so that they carry over to another model of the same machine; a measurement of that model is better."""
 
     machine: str
-    """The GPU by its driver's name, such as "NVIDIA H200"."""
+    """The GPU by its driver's name, such as "NVIDIA H200", or the CPU where that serves."""
     model: str
     """What was served: `str(ModelShape)`."""
     date: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    engine: str = "CUDA graphs, decided on the device"
+    """How it ran: what of its settings changes the rates."""
     fault_bytes_per_second: float = 51.0e9
     """At which a decode step's kernel reads missing experts from host memory."""
     stream_bytes_per_second: float = 55.3e9
     """At which a prefill step's copies bring in the experts without slots."""
     device_bytes_per_second: float = 3.7e12
-    """At which a decode step reads weights and KV on the device."""
+    """At which a decode step reads weights on the device, those of routed experts apart."""
+    expert_bytes_per_second: float = 3.7e12
+    """At which it reads resident experts."""
+    kv_bytes_per_second: float = 3.7e12
+    """At which it reads KV."""
     layer_seconds: float = 47e-6
     """What a layer takes in a decode step beside reading."""
+    sequence_seconds: float = 0.0
+    """What each stream adds to a decode step beside reading."""
     decide_seconds: float = 1.6e-6
     """What deciding takes a MoE layer and decode step."""
     prefill_layer_seconds: float = 1.28e-3
@@ -38,14 +46,26 @@ class Calibration:
     """At which long prefill steps compute."""
     device_bytes: int | None = None
     """The memory of the device, where known."""
+    prefill: tuple[tuple[int, float], ...] = ()
+    """(tokens, seconds) of single prefill steps of this very model without streaming, by ascending tokens."""
+    notes: tuple[str, ...] = ()
+    """What of this could not be measured as such."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """What the rates were taken from, for people to read."""
 
     def __post_init__(self) -> None:
+        for name in ("machine", "model", "date", "engine"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise ConfigError(f"a calibration has to name its {name}")
         for name, value in asdict(self).items():
-            if name in ("machine", "model", "date"):
-                if not isinstance(value, str) or not value:
-                    raise ConfigError(f"a calibration has to name its {name}")
-            elif not (name == "versions" or (name == "device_bytes" and value is None) or _is_rate(value)):
-                raise ConfigError(f"{name} of a calibration must be a number above 0, not {value!r}")
+            if name.endswith(("_seconds", "_per_second", "_bytes")):
+                is_optional = (name == "device_bytes" and value is None) or (name == "sequence_seconds" and value == 0)
+                if not (is_optional or _is_rate(value)):
+                    raise ConfigError(f"{name} of a calibration must be a number above 0, not {value!r}")
+        points = [tuple(point) for point in self.prefill]
+        if not all(len(point) == 2 and all(map(_is_rate, point)) for point in points) or points != sorted(points):
+            raise ConfigError("prefill of a calibration must be pairs of tokens and seconds, by ascending tokens")
 
     def save(self, path: str | Path) -> None:
         """Write a small JSON file."""
@@ -74,23 +94,35 @@ class Calibration:
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} is not a calibration of wisp's (no format {FORMAT!r}); calibrate anew")
         version = content.pop("version", None)
-        if not isinstance(version, int) or version > VERSION:
-            raise ConfigError(
-                f"{path} has calibration version {version} but this wisp reads {VERSION}; upgrade wisp-moe"
-            )
+        if version != VERSION:
+            is_newer = isinstance(version, int) and version > VERSION
+            remedy = "upgrade wisp-moe" if is_newer else "calibrate anew"
+            raise ConfigError(f"{path} has calibration version {version} but this wisp reads {VERSION}; {remedy}")
         names = {each.name for each in fields(cls)}
         if wrong := sorted(names ^ set(content)):
             what = "lacks" if wrong[0] in names else "has an unknown"
             raise ConfigError(f"the calibration {path} {what} {wrong[0]!r}; calibrate anew")
-        return cls(**content)
+        try:
+            content["prefill"] = tuple((point[0], point[1]) for point in content["prefill"])
+            content["notes"] = tuple(content["notes"])
+            return cls(**content)
+        except (TypeError, IndexError, ValueError, KeyError) as error:
+            raise ConfigError(f"the calibration {path} is damaged ({error}); calibrate anew") from error
 
-    def warnings(self, machine: str | None, model: str) -> list[str]:
-        """What makes these rates doubtful for this machine (None: not known) and this model, both named."""
+    def warnings(self, machine: str | None, model: str, versions: Mapping[str, str] | None = None) -> list[str]:
+        """What makes these rates doubtful for this machine (None: not known) and this model, both named.
+
+        `versions` are those that are installed; another first or second number is told.
+        """
         found = []
         if machine is not None and machine != self.machine:
             found.append(f"costs were measured on {self.machine} but this machine has {machine}")
         if model != self.model:
             found.append(f"costs were measured with {self.model}, not with {model}")
+        for name, version in (versions or {}).items():
+            before = self.versions.get(name)
+            if before is not None and before.split(".")[:2] != version.split(".")[:2]:
+                found.append(f"costs were measured with {name} {before}, but {version} is installed")
         return found
 
 

@@ -7,6 +7,8 @@ new tokens costs its computation only, a longer one streams the experts once mor
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from wisp.allocator.calibration import Calibration
 from wisp.allocator.model_shape import ModelShape
 from wisp.allocator.workload import Workload
@@ -24,16 +26,23 @@ class Costs:
         """c_exp of the paper: one missing expert of one layer, read over the link by a decode step."""
         return self.shape.expert_bytes / self.rates.fault_bytes_per_second
 
-    def decode_seconds(self, experts: float, kv_bytes: float) -> float:
+    def decode_seconds(self, experts: float, kv_bytes: float, streams: float = 1.0) -> float:
         """A decode step without faults.
 
         Args:
             experts: distinct experts that it needs, summed over all layers.
             kv_bytes: KV that it reads, of all its sequences.
+            streams: how many sequences it has.
         """
-        read = self.shape.decode_weight_bytes + experts * self.shape.expert_bytes + kv_bytes
-        overhead = self.shape.layers * self.rates.layer_seconds + self.shape.moe_layers * self.rates.decide_seconds
-        return overhead + read / self.rates.device_bytes_per_second
+        shape, rates = self.shape, self.rates
+        overhead = shape.layers * rates.layer_seconds + shape.moe_layers * rates.decide_seconds
+        return (
+            overhead
+            + streams * rates.sequence_seconds
+            + shape.decode_weight_bytes / rates.device_bytes_per_second
+            + experts * shape.expert_bytes / rates.expert_bytes_per_second
+            + kv_bytes / rates.kv_bytes_per_second
+        )
 
     def stream_seconds(self, slots: int) -> float:
         """What every prefill step pays for the experts that have no slot."""
@@ -41,7 +50,13 @@ class Costs:
         return missing * self.shape.slot_bytes / self.rates.stream_bytes_per_second
 
     def compute_seconds(self, tokens: int, workload: Workload) -> float:
-        """The prefill of so many tokens without streaming: by launches where a chunk is short, else by arithmetic."""
+        """The prefill of so many tokens without streaming.
+
+        By what was measured where that was this very model; otherwise by launches where a chunk is short, and by
+        arithmetic where it is long.
+        """
+        if self.rates.prefill and self.rates.model == str(self.shape):
+            return sum(_between(self.rates.prefill, chunk) for chunk in workload.chunks(tokens))
         least = self.shape.layers * self.rates.prefill_layer_seconds
         each = 2 * self.shape.active_parameters / self.rates.prefill_flops_per_second
         return sum(max(least, chunk * each) for chunk in workload.chunks(tokens))
@@ -54,3 +69,11 @@ class Costs:
         """What a turn takes longer when its conversation's history has to be computed again."""
         whole = self.prefill_seconds(workload.history + workload.new, slots, workload)
         return whole - self.prefill_seconds(workload.new, slots, workload)
+
+
+def _between(points: tuple[tuple[int, float], ...], tokens: int) -> float:
+    """Seconds by the line between the two nearest points; beyond the last as steeply as before it, at least level."""
+    if len(points) > 1 and tokens > points[-1][0]:
+        (left, low), (right, high) = points[-2:]
+        return high + max(0.0, (high - low) / (right - left)) * (tokens - right)
+    return float(np.interp(tokens, [each for each, _ in points], [seconds for _, seconds in points]))

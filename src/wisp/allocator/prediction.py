@@ -75,4 +75,4 @@ class Predictor:
         """The same step with every expert resident; its streams read a history each."""
         kv_bytes = self.costs.shape.kv_bytes_a_token(KV_DTYPES[self.kv_dtype])
         read = demand.streams * self.workload.history * kv_bytes
-        return self.costs.decode_seconds(demand.references_a_step, read)
+        return self.costs.decode_seconds(demand.references_a_step, read, demand.streams)

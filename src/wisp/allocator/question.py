@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from wisp.allocator.budget import ENGINE_OVERHEAD_BYTES, Budget, device_budget
 from wisp.allocator.calibration import STATED, Calibration
+from wisp.allocator.engine_facts import EngineFacts
 from wisp.allocator.kv_layout import KvLayout, kv_layout
 from wisp.allocator.model_shape import ModelShape
 from wisp.allocator.workload import Workload
@@ -20,15 +21,27 @@ class Question:
     kv_dtype: str = "auto"
     calibration: Calibration = STATED
     overhead_bytes: int = ENGINE_OVERHEAD_BYTES
+    facts: EngineFacts | None = None
+    """Where an engine has measured them: they take the place of what the shape says, and of `overhead_bytes`."""
 
     @property
     def layout(self) -> KvLayout:
         """How the KV is cut into blocks."""
-        return kv_layout(self.shape, self.kv_dtype)
+        return self.facts.layout if self.facts else kv_layout(self.shape, self.kv_dtype)
 
     @property
     def budget(self) -> Budget:
         """Where the bytes go."""
+        if self.facts:
+            return Budget(
+                total_bytes=self.total_bytes,
+                slot_bytes=self.facts.slot_bytes,
+                block_bytes=self.layout.block_bytes,
+                least_slots=min(self.shape.top_k, self.shape.num_experts),
+                most_slots=self.shape.num_experts,
+                floor_blocks=self.layout.floor_blocks(self.workload.context, self.workload.sequences),
+                fixed=self.facts.fixed,
+            )
         return device_budget(
             self.shape, self.layout, self.workload, self.total_bytes, overhead_bytes=self.overhead_bytes
         )

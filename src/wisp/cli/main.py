@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import wisp
-from wisp.cli import curve, import_trace, plan, record, serve, simulate, stats, verify
+from wisp.cli import calibrate, curve, import_trace, plan, record, serve, simulate, stats, verify
 from wisp.cli.forwarding import FORWARDING, ForwardingCommand
 from wisp.errors import WispError
 
@@ -26,6 +26,7 @@ app = typer.Typer(
 forwarding: Any = {"cls": ForwardingCommand, "context_settings": FORWARDING}
 app.command(short_help="Serve a model with some of its experts in fast memory.", **forwarding)(serve.serve)
 app.command(short_help="Divide a GPU's memory between experts and KV.")(plan.plan)
+app.command(short_help="Measure this machine's rates with a model, for plans.", **forwarding)(calibrate.calibrate)
 app.command(short_help="Show what paging does on a running server.")(stats.stats)
 app.command(short_help="Compare paged output with unpaged, bit by bit.", **forwarding)(verify.verify)
 app.command(short_help="Record the routing and KV references of a model.", **forwarding)(record.record)

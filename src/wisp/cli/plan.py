@@ -1,23 +1,20 @@
 """`wisp plan MODEL`: how to divide a GPU's memory between experts and KV, from a `config.json` alone."""
 
 import json
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from wisp.allocator.machine import cpu_name, gpu_bytes, gpu_name
+from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES
 from wisp.errors import ConfigError
-from wisp.units import format_bytes, parse_bytes
+from wisp.units import format_bytes, parse_budget
 
 if TYPE_CHECKING:
-    from wisp.allocator.kv_demand import KvDemand
+    from wisp.allocator import Calibration, ModelShape
     from wisp.allocator.question import Question
     from wisp.recording import Recording
-
-USUAL_CONTEXT, USUAL_SEQUENCES = 8192, 4
-_LEAST_BARE_NUMBER = 1 << 20
-_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def plan(
@@ -46,7 +43,8 @@ def plan(
 ) -> None:
     """Show where each byte of --gpu-memory goes, what every split would give, which one to take, and why."""
     from wisp.allocator.budget import ENGINE_OVERHEAD_BYTES
-    from wisp.allocator.calibration import STATED, Calibration
+    from wisp.allocator.calibration import STATED
+    from wisp.allocator.kv_choice import chosen_kv
     from wisp.allocator.model_shape import read_model_shape
     from wisp.allocator.plan import make_plan
     from wisp.allocator.question import Question
@@ -54,82 +52,49 @@ def plan(
     from wisp.cli.plan_report import as_dict, print_plan, serve_line
     from wisp.recording import Recording
 
-    total_bytes = memory_bytes(gpu_memory, "--gpu-memory")
-    overhead = ENGINE_OVERHEAD_BYTES if engine_overhead is None else memory_bytes(engine_overhead, "--engine-overhead")
-    rates = STATED if calibration is None else Calibration.load(calibration)
+    total_bytes = parse_budget(gpu_memory, "--gpu-memory")
+    overhead = ENGINE_OVERHEAD_BYTES if engine_overhead is None else parse_budget(engine_overhead, "--engine-overhead")
+    shape = read_model_shape(model)
+    measured = chosen_rates(shape, calibration)
+    rates = measured or STATED
     if rates.device_bytes is not None and total_bytes > rates.device_bytes:
         raise ConfigError(
             f"--gpu-memory is {format_bytes(total_bytes)} but {rates.machine} has {format_bytes(rates.device_bytes)}; "
             f"give less, or leave out the calibration of another machine"
         )
-    shape = read_model_shape(model)
     context = min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT) if max_model_len is None else max_model_len
     workload = Workload.typical(context, max_num_seqs, conversations=conversations, chunk=max_num_batched_tokens)
     question = Question(shape, total_bytes, workload, kv_cache_dtype, rates, overhead)
     recording = None if trace is None else Recording.load(trace)
-    kv = _kv_demand(question, recording, is_prior_asked_for=conversations is not None)
+    kv = chosen_kv(question, recording, is_prior_asked_for=conversations is not None)
     answer = make_plan(question, None if recording is None else recording.phase("auto"), kv)
-    warnings = _warnings(question, recording, is_stated=calibration is None)
+    warnings = _warnings(question, recording, is_stated=measured is None)
     for warning in warnings:
         typer.echo(f"wisp: warning: {warning}", err=True)
     line = serve_line(model, answer)
     if as_json:
         typer.echo(json.dumps(as_dict(answer, line, warnings), indent=1))
         return
-    print_plan(answer, line, is_stated=calibration is None)
+    print_plan(answer, line, is_stated=measured is None)
 
 
-def _kv_demand(question: "Question", recording: "Recording | None", *, is_prior_asked_for: bool) -> "KvDemand":
-    """As recorded, unless the trace has no KV references or the prior was asked for; that is told."""
-    from wisp.allocator.kv_demand import PriorKv, traced_kv
+def chosen_rates(shape: "ModelShape", file: Path | None) -> "Calibration | None":
+    """The calibration that the user names, or the one that is kept of this machine and model; None if neither."""
+    from wisp.allocator.calibration import Calibration
+    from wisp.allocator.calibration_files import find
 
-    if recording is None:
-        return PriorKv(question.layout, question.workload)
-    if is_prior_asked_for:
-        return PriorKv(question.layout, question.workload, ", as --conversations is given")
-    if recording.kv is None or not len(recording.kv.blocks):
-        return PriorKv(question.layout, question.workload, ", as the trace has no KV references")
-    return traced_kv(recording, question.layout, question.workload)
-
-
-def memory_bytes(text: str, option: str) -> int:
-    """The bytes that an option names; a bare number below 1 MiB is refused, for nobody means "24" bytes."""
-    count = parse_bytes(text)
-    if text.strip().isdigit() and count < _LEAST_BARE_NUMBER:
-        raise ConfigError(f"{option} {text} would be {text} bytes; write the unit, as in {option} {text}GiB")
-    return count
-
-
-def this_machine() -> str | None:
-    """The first GPU by its driver's name; None without one. Asks no library, which would take seconds to load."""
-    for file in sorted(_GPUS.glob("*/information")):
-        for row in file.read_text().splitlines():
-            if row.startswith("Model:"):
-                return row.removeprefix("Model:").strip()
-    return None
-
-
-def this_machines_bytes() -> int | None:
-    """The memory of its first GPU by `nvidia-smi`; None without a GPU, or where that does not answer."""
-    if this_machine() is None:
-        return None
-    query = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        told = subprocess.run(query, capture_output=True, text=True, timeout=10, check=True).stdout
-        return int(told.split()[0]) << 20
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    return find(gpu_name() or cpu_name(), str(shape)) if file is None else Calibration.load(file)
 
 
 def _warnings(question: "Question", recording: "Recording | None", *, is_stated: bool) -> list[str]:
+    from wisp.allocator.calibration_files import installed_versions
+
     shape = question.shape
-    doubts = [] if is_stated else question.calibration.warnings(this_machine(), str(shape))
-    has = this_machines_bytes()
+    doubts = [] if is_stated else question.calibration.warnings(gpu_name(), str(shape), installed_versions())
+    has = gpu_bytes()
     if has is not None and question.total_bytes > has:
         wanted = format_bytes(question.total_bytes)
-        doubts.append(
-            f"--gpu-memory is {wanted} but {this_machine()} here has {format_bytes(has)}: it cannot serve this"
-        )
+        doubts.append(f"--gpu-memory is {wanted} but {gpu_name()} here has {format_bytes(has)}: it cannot serve this")
     if shape.expert_format.block or shape.expert_format.weight_bits < 16:
         doubts.append(f"wisp serve pages bf16 and fp16 experts so far, not {shape.expert_format.name}: arithmetic only")
     if recording and recording.expert_bytes not in (None, shape.expert_bytes):

@@ -9,6 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from wisp.allocator.explanation import why
 from wisp.allocator.kv_demand import PriorKv
 from wisp.allocator.plan import Plan
 from wisp.allocator.prediction import Row
@@ -64,22 +65,6 @@ def where_bytes_go(answer: Plan) -> dict[str, int]:
     return {**parts, "left over": budget.total_bytes - sum(parts.values())}
 
 
-def why(answer: Plan) -> str:
-    """One sentence."""
-    chosen, workload = answer.split.choice, answer.question.workload
-    lost = f"{chosen.expert_slots} slots lose least time to misses"
-    if chosen.expert_slots == answer.budget.most_slots:
-        return f"{lost}: every expert is resident"
-    if chosen == answer.split.candidates[-1]:
-        floor = answer.layout.tokens(answer.budget.floor_blocks, workload.sequences)
-        return (
-            f"{lost}, and one more would leave KV below the {floor:,} tokens that {workload.sequences} sequences of "
-            f"{workload.context:,} need"
-        )
-    more = f"{lost}: with more, lost KV would cost more than the hits save"
-    return more if chosen == answer.split.candidates[0] else f"{more}; with fewer, the other way round"
-
-
 def _row_dict(row: Row) -> dict[str, Any]:
     chosen = row.candidate
     return {
@@ -123,7 +108,8 @@ def print_plan(answer: Plan, line: str, *, is_stated: bool) -> None:
         f"prefilled {workload.chunk} at a time; {_conversations(answer)}{workload.sequences} at once.",
         f"routing: {answer.demand.source}.",
         f"KV reuse: {answer.kv.source}.",
-        f"costs: {'stated ones, ' if is_stated else ''}measured on {rates.machine} with {rates.model} on {rates.date}.",
+        f"costs: {'stated' if is_stated else 'calibrated'} ones, measured on {rates.machine} with {rates.model} on "
+        f"{rates.date}.",
     ]
     for text in told:
         console.print(text, soft_wrap=True)

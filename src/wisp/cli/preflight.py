@@ -7,10 +7,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from wisp.allocator.model_shape import read_model_shape
+from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES
 from wisp.cli.checkpoint import check_checkpoint, check_experts, local_folder
 from wisp.cli.forwarding import flag_value
 from wisp.errors import ConfigError, UnknownPolicyError, UnsupportedError
 from wisp.policies import POLICIES
+from wisp.units import parse_budget
 
 if TYPE_CHECKING:
     from wisp.engines.vllm.settings import WispSettings
@@ -21,7 +24,7 @@ def parse_slots(text: str | None) -> int:
     if text is None:
         raise ConfigError(
             "--expert-slots is missing: add the number of experts of each layer to keep in fast memory, such as "
-            "--expert-slots 16"
+            "--expert-slots 16, or a size to divide between experts and KV, such as --gpu-memory 24GiB"
         )
     try:
         slots = int(text)
@@ -53,6 +56,29 @@ def check_offload(args: Sequence[str]) -> None:
     for flag in ("--cpu-offload-gb", "--offload-group-size"):
         if flag_value(args, flag) not in (None, "0", "0.0"):
             raise ConfigError(f"{flag} moves the tensors that wisp pages; use one of the two, not both")
+
+
+def check_budget(gpu_memory: str, args: Sequence[str]) -> None:
+    """Refuse a budget that is no size, and flags that size the KV beside it."""
+    parse_budget(gpu_memory, "--gpu-memory")
+    for flag in ("--kv-cache-memory-bytes", "--gpu-memory-utilization", "--num-gpu-blocks-override"):
+        if flag_value(args, flag) is not None:
+            raise ConfigError(f"{flag} and --gpu-memory both say how much memory KV gets; use one of the two, not both")
+
+
+def usual_workload(model: str, args: Sequence[str]) -> list[str]:
+    """Flags for what the user has left open of the workload, as `wisp plan` takes it.
+
+    vLLM's own defaults, hundreds of sequences of the model's full length at once, are an admission floor that hardly
+    any budget holds.
+    """
+    added = []
+    if flag_value(args, "--max-num-seqs") is None:
+        added += ["--max-num-seqs", str(USUAL_SEQUENCES)]
+    if flag_value(args, "--max-model-len") is None and (folder := local_folder(model)) is not None:
+        longest = read_model_shape(folder).longest_context or USUAL_CONTEXT
+        added += ["--max-model-len", str(min(USUAL_CONTEXT, longest))]
+    return added
 
 
 def check_vllm() -> None:
@@ -101,9 +127,12 @@ def check_serve(
     model: str, slots: str | None, device: str, args: Sequence[str], *, policy: str, **options: Any
 ) -> "WispSettings":
     """Everything above, the cheap things first; returns the settings, with `options` by the names they have there."""
-    expert_slots = parse_slots(slots)
+    gpu_memory = options.get("gpu_memory")
+    if gpu_memory is not None:
+        check_budget(gpu_memory, args)
+    expert_slots = None if slots is None and gpu_memory is not None else parse_slots(slots)
     check_policy(policy)
-    check_model(model, expert_slots, args)
+    check_model(model, expert_slots or 1, args)
     check_offload(args)
     check_vllm()
     check_device(device)

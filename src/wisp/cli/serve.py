@@ -1,10 +1,11 @@
 """`wisp serve MODEL`: vLLM's OpenAI server with some of the experts in fast memory."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
-from wisp.cli.preflight import check_serve
+from wisp.cli.preflight import check_serve, usual_workload
 from wisp.policies import POLICIES
 
 
@@ -13,6 +14,21 @@ def serve(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, or a name that vLLM can load.")],
     expert_slots: Annotated[
         str | None, typer.Option(metavar="N", help="Experts of each layer to keep in fast memory.")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE", help="What the engine may take in all, such as 24GiB: divided between experts and KV."
+        ),
+    ] = None,
+    conversations: Annotated[
+        int | None, typer.Option(metavar="N", help="Conversations that take turns; for --gpu-memory.", min=1)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Recorded routing of this model; for --gpu-memory.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Measured rates of this machine; for --gpu-memory.")
     ] = None,
     policy: Annotated[str, typer.Option(help=f"Who is evicted: {', '.join(POLICIES)}.")] = POLICIES[0],
     page_lock: Annotated[
@@ -38,17 +54,44 @@ def serve(
 ) -> None:
     """Serve MODEL with --expert-slots of each layer's experts in fast memory and all of them in host memory.
 
+    With --gpu-memory in its place the engine measures what it takes at its start, divides the rest between experts
+    and KV as wisp plan does, and says why; with both, KV gets what is left. On a CPU, --gpu-memory is host memory for
+    slots and KV.
+
     Every other flag goes to `vllm serve` as it is, such as --port 8000 or --max-model-len 4096. For the list of
     those: wisp serve MODEL --expert-slots 16 --help=all.
     """
+    args = list(context.args)
     options = {
         "page_lock": page_lock,
         "decide": decide,
         "host_memory": host_memory,
         "recordable": recordable,
         "measure": measure,
+        "gpu_memory": gpu_memory,
+        **planning_options(conversations, trace, calibration),
     }
-    settings = check_serve(model, expert_slots, device, context.args, policy=policy, **options)
+    settings = check_serve(model, expert_slots, device, args, policy=policy, **options)
+    if settings.plans:
+        added = usual_workload(model, args)
+        if added:
+            typer.echo(f"wisp: planning for {' '.join(added)}, for nothing else is said", err=True)
+        args += added
     from wisp.engines.vllm.serve import serve as serve_vllm
 
-    serve_vllm([model, *context.args], settings, device=device)
+    serve_vllm([model, *args], settings, device=device)
+
+
+def planning_options(conversations: int | None, trace: Path | None, calibration: Path | None) -> dict[str, Any]:
+    """Settings for the division of a budget, the files looked at: the engine would read them minutes later."""
+    if trace is not None:
+        from wisp.recording import Recording
+
+        Recording.load(trace)
+    if calibration is not None:
+        from wisp.allocator import Calibration
+
+        Calibration.load(calibration)
+    files = {"trace": trace, "calibration": calibration}
+    paths = {name: str(path.absolute()) for name, path in files.items() if path is not None}
+    return {"conversations": conversations, "trace": None, "calibration": None, **paths}

@@ -145,7 +145,7 @@ def _table(title: str, *more: str) -> Table:
     return Table(*columns, title=title, caption=CAPTION, box=box.SIMPLE, padding=(0, 1, 0, 0))
 
 
-def _cells(slots: int, verdict: Any, steps: int) -> tuple[str, ...]:
+def _cells(slots: int | None, verdict: Any, steps: int) -> tuple[str, ...]:
     return (
         str(slots),
         f"{verdict.same_tokens}/{verdict.requests}",

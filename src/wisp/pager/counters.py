@@ -22,7 +22,7 @@ _HEADER_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class PoolFacts:
-    """What does not change while the engine runs."""
+    """What seldom changes while the engine runs."""
 
     num_experts: int
     """Of a layer, on this rank."""
@@ -77,6 +77,11 @@ class Counters:
         self.page_locked = self.page_locked and page_locked
         self._write_header()
         return len(self.layers) - 1
+
+    def set_facts(self, facts: PoolFacts) -> None:
+        """Tell readers of other facts, as after a change of the slots."""
+        self.facts = facts
+        self._write_header()
 
     @property
     def values(self) -> NDArray[np.float64]:

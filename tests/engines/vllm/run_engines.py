@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and, unless TP > 1, the model live in this process
-os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+if not os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1"):
+    del os.environ["VLLM_CPU_KVCACHE_SPACE"]  # empty: leave it to the engine
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 DEFAULTS = {
@@ -42,13 +43,17 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Start, run and drop one engine."""
     from vllm import LLM
 
+    from wisp.engines.vllm import start_plan
+
+    told: list[str] = []
+    start_plan.logger.info = lambda text, *values: told.append(text % values)  # vLLM resets handlers and levels
     settings = {"additional_config": {"wisp": request["wisp"]}} if request["wisp"] is not None else {}
     try:
         llm = LLM(model=request["model"], **{**DEFAULTS, **settings, **request["args"]})
     except Exception as error:
         return {"error": [type(error).__name__, str(error)]}
     try:
-        return _run(llm, request)
+        return {**_run(llm, request), "told": told}
     finally:
         llm.llm_engine.engine_core.shutdown()
         del llm
@@ -85,6 +90,7 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         "schedule": schedule,
         "plans": plans,
         "layers": [_state(layer) for layer in layers],
+        "kv_blocks": core.scheduler.kv_cache_config.num_blocks,
         "counters": _counters(of_engine(instance)) if request["wisp"] else [],
         "drafted": drafted,
         "draft_layers": [_state(layer) for layer in _draft_layers(core)],

@@ -30,9 +30,42 @@ def test_what_is_no_object_is_refused(raw):
         WispSettings.parse(raw)
 
 
-def test_without_slots_it_is_refused():
-    with pytest.raises(ConfigError, match="lacks expert_slots"):
+def test_without_slots_and_budget_it_is_refused():
+    with pytest.raises(ConfigError, match=r"lacks expert_slots.* and gpu_memory"):
         WispSettings.parse({"policy": "lru"})
+
+
+def test_a_budget_alone_is_to_be_divided():
+    settings = WispSettings.parse({"gpu_memory": "24GiB", "conversations": 9})
+    assert settings.plans
+    assert settings.gpu_memory_bytes == 24 * 2**30
+
+
+def test_slots_beside_a_budget_are_not_chosen():
+    settings = WispSettings.parse({"gpu_memory": "24GB", "expert_slots": 8})
+    assert not settings.plans
+    assert settings.gpu_memory_bytes == 24 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("budget", "told"),
+    [("24", "gpu_memory 24GiB"), ("-1", "not a size"), ("24G", "not a size"), (24, "gpu_memory 24GiB"), (True, "size")],
+)
+def test_a_budget_that_is_no_size_is_refused(budget, told):
+    with pytest.raises(ConfigError, match=told):
+        WispSettings.parse({"gpu_memory": budget})
+
+
+@pytest.mark.parametrize("given", [{"conversations": 4}, {"trace": "t.npz"}, {"calibration": "c.json"}])
+def test_what_is_for_planning_is_refused_where_nothing_is_planned(given):
+    with pytest.raises(ConfigError, match="which is not asked for"):
+        WispSettings.parse({"expert_slots": 4, **given})
+
+
+@pytest.mark.parametrize("given", [{"conversations": 0}, {"conversations": "4"}, {"trace": 1}, {"calibration": ""}])
+def test_planning_by_nonsense_is_refused(given):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))} must be"):
+        WispSettings.parse({"gpu_memory": "24GiB", **given})
 
 
 @pytest.mark.parametrize("name", ["slots", "expert-slots", "Expert_Slots", ""])

@@ -88,10 +88,10 @@ def read(wrapper: Any) -> ExpertDepths | None:
     paging = paging_of(worker)
     meter: ExpertMeter | None = getattr(worker, _PLACE, None)
     if meter is not None:
-        return meter.read(paging.settings.expert_slots)
+        return meter.read(paging.slots)
     assert paging.routing is not None, "metering has begun, so the warm-up is over"
     curve = MissCurve.total(paging.routing.curves())
-    return ExpertDepths(curve, len(paging.layers), paging.settings.expert_slots, seconds=0.0)
+    return ExpertDepths(curve, len(paging.layers), paging.slots, seconds=0.0)
 
 
 def stop(wrapper: Any) -> None:

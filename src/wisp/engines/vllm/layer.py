@@ -22,6 +22,7 @@ from wisp.engines.vllm.kernels import kernel_kind
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
+from wisp.pager.device import DevicePager
 from wisp.pager.pager import ExpertPager
 from wisp.pager.store import HostStore
 
@@ -61,6 +62,17 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     def pager(self) -> ExpertPager:
         """The layer's pager where the host decides; there once the weights are loaded."""
         return self._worker.pagers[self._place]
+
+    @property
+    def in_graph_pager(self) -> DevicePager | None:
+        """The layer's pager where the device decides."""
+        paging = self._worker.in_graph
+        return None if paging is None else paging.pagers[self._place]
+
+    @property
+    def expert_slots(self) -> int:
+        """How many of its experts can be resident."""
+        return self._worker.slots
 
     def forward_modular(
         self,
@@ -107,7 +119,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         parameters = self._expert_parameters()
         expert_bytes = sum(parameter[0].nbytes for parameter in parameters.values())
         on_host = torch.device(self.moe_config.device).type == "cpu"  # the slots too
-        self._worker.check_room(expert_bytes * (self.local_num_experts + on_host * self._settings.expert_slots))
+        self._worker.check_room(expert_bytes * (self.local_num_experts + on_host * self._worker.slots))
         store = HostStore(
             {name: parameter.data for name, parameter in parameters.items()},
             page_lock=self._settings.page_lock,
@@ -158,17 +170,32 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     def _page(self) -> None:
         """Replace the parameters by slots and the kernel's `apply` by ours."""
         self._take_repacked()
+        for name in self._store.tensors:
+            delattr(self, name)
+        self.take_slots()
+        self._is_paged = True
+
+    def take_slots(self) -> None:
+        """Compute from the worker's slots from now on."""
         experts = self.quant_method.moe_kernel.fused_experts
         paged = self._worker.page(self._place, self._kind, experts, self)
         for name, slots in paged.slots.items():
-            delattr(self, name)
             self.register_buffer(name, slots, persistent=False)
         config = self.quant_method.moe_quant_config
         for captured, name in ((config._w1, "w13_bias"), (config._w2, "w2_bias")):
             if captured.bias is not None:  # taken from the layer before the slots were there
                 captured.bias = paged.slots[name]
         experts.apply = paged.kernel.run  # shadows the method on this instance
-        self._is_paged = True
+
+    def leave_slots(self) -> None:
+        """Hold on to no slot, so that they can be made anew; `take_slots` has to follow."""
+        del self.quant_method.moe_kernel.fused_experts.apply
+        config = self.quant_method.moe_quant_config
+        for captured in (config._w1, config._w2):
+            if captured.bias is not None:
+                captured.bias = captured.bias.new_empty(0)  # not None: that there is one is known by it
+        for name in self._store.tensors:
+            delattr(self, name)
 
 
 @torch.library.custom_op("wisp::paged_experts", mutates_args=())

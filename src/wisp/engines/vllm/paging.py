@@ -4,9 +4,11 @@ vLLM builds layers one by one and hands them nothing of ours, so they meet here,
 """
 
 import atexit
+import gc
 import os
 import weakref
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -18,8 +20,9 @@ from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import ExpertMapKernel, KernelKind, PagedKernel, PartialOutputs, SlotIdKernel
 from wisp.engines.vllm.memory_claims import MemoryClaims
-from wisp.engines.vllm.patches import warm_up
+from wisp.engines.vllm.patches import available_memory, warm_up
 from wisp.engines.vllm.settings import WispSettings
+from wisp.engines.vllm.start_plan import kv_bytes_at_start
 from wisp.errors import HostMemoryError, UnsupportedError
 from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.host_memory import HostMemory
@@ -69,10 +72,18 @@ class WorkerPaging:
     """Where the device decides."""
     routing: RoutingHistogram | None = None
     """There too, and once the engine is warm: what steps needed. The publisher keeps it up to date."""
+    slots: int = field(init=False)
+    """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
+    publisher: "Publisher | None" = None
+    modules: list[Any] = field(default_factory=list)
+    """Weak references to the paged layers, by place."""
     draft: "WorkerPaging | None" = None
     """Of the draft model's layers, if it has experts: nothing is shared with them, since they run in steps of their
     own between the target's."""
     is_draft: bool = False
+
+    def __post_init__(self) -> None:
+        self.slots = self.settings.expert_slots or int(self.vllm_config.model_config.get_num_experts_per_tok())
 
     @classmethod
     def of(cls, vllm_config: "VllmConfig", settings: WispSettings) -> "WorkerPaging":
@@ -81,6 +92,7 @@ class WorkerPaging:
         if worker is None:
             worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config, _claims(vllm_config, "target"))
             warm_up.install(_forget_warm_up)
+            available_memory.install(_available_memory)
         return worker
 
     @classmethod
@@ -137,27 +149,65 @@ class WorkerPaging:
         """Give a loaded layer its slots; all layers of the model are there when the first is paged."""
         device = torch.device(layer.moe_config.device)
         counters = self._counters_for(place, experts, layer.moe_config)
-        row = counters.add_layer(self.layers[place], page_locked=self.stores[place].page_locked)
-        assert row == place, "layers are paged in the order in which they were made"
+        if place == len(self.modules):
+            row = counters.add_layer(self.layers[place], page_locked=self.stores[place].page_locked)
+            assert row == place, "layers are paged in the order in which they were made"
+            self.modules.append(weakref.ref(layer))
         if kind is ExpertMapKernel and self.settings.decides_on_device(device.type):
             return self._page_in_graph(place, experts, layer, device)
         store = self.stores[place]
-        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.settings.expert_slots, device)
+        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
         residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
-        pager = self.pagers[place] = ExpertPager(residents, store, pool, counters, layer=row)
+        pager = self.pagers[place] = ExpertPager(residents, store, pool, counters, layer=place)
         if kind is ExpertMapKernel:
             return PagedLayer(ExpertMapKernel(experts, pager, self._partial_outputs_for(layer, device)), pool.tensors)
         return PagedLayer(SlotIdKernel(experts, pager), pool.tensors)
+
+    def make_slots(self, slots: int) -> None:
+        """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
+
+        Otherwise they are new ones, with nothing in them and at other addresses: for the start alone.
+
+        Raises:
+            ConfigError: the device has too little memory.
+        """
+        self.slots = slots
+        if not self._grow_in_place(slots):
+            self._replace_slots()
+        assert self.counters is not None, "there since the first layer was paged"
+        self.counters.set_facts(replace(self.counters.facts, expert_slots=slots))
+
+    def _grow_in_place(self, slots: int) -> bool:
+        if self.in_graph is None:
+            return False
+        try:
+            self.in_graph.resize(slots)
+        except UnsupportedError:  # a driver without mapped memory
+            return False
+        return True
+
+    def _replace_slots(self) -> None:
+        layers = [module() for module in self.modules]
+        for layer in layers:
+            layer.leave_slots()
+        self.pagers.clear()
+        self.in_graph = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        for layer in layers:
+            layer.take_slots()
 
     def publish(self, *, exactly: bool = False) -> None:
         """Bring the counters up to date with what the device has counted.
 
         `exactly` waits for the device; otherwise the counters may be some steps behind.
         """
-        if exactly and self.in_graph is not None:
-            self.in_graph.state.refresh_mirror()
-        if self.in_graph is not None and self.counters is not None:
-            for row, pager in enumerate(self.in_graph.pagers[: len(self.counters.layers)]):
+        in_graph = self.in_graph  # read once: another thread may be making slots
+        if exactly and in_graph is not None:
+            in_graph.state.refresh_mirror()
+        if in_graph is not None and self.counters is not None:
+            for row, pager in enumerate(in_graph.pagers[: len(self.counters.layers)]):
                 self.counters.put(row, **pager.totals())
         if self.draft is not None:
             self.draft.publish(exactly=exactly)
@@ -167,10 +217,10 @@ class WorkerPaging:
             self._check_in_graph()
             broken = self.settings.break_expert
             most_slots = self.stores[0].num_experts  # addresses are free, memory is taken as slots are asked for
-            self.in_graph = InGraphPaging(
-                self.stores, self.settings.expert_slots, device, most_slots=most_slots, broken=broken
-            )
-            Publisher(self).start()
+            self.in_graph = InGraphPaging(self.stores, self.slots, device, most_slots=most_slots, broken=broken)
+            if self.publisher is None:
+                self.publisher = Publisher(self)
+                self.publisher.start()
         partial_outputs = self._partial_outputs_for(layer, device)
         kernel = InGraphKernel(experts, self.in_graph, place, partial_outputs, self._graph_tokens())
         return PagedLayer(kernel, self.in_graph.arena.tensors)
@@ -199,7 +249,7 @@ class WorkerPaging:
             store = self.stores[place]
             facts = PoolFacts(
                 num_experts=store.num_experts,
-                expert_slots=self.settings.expert_slots,
+                expert_slots=self.slots,
                 expert_bytes=store.expert_bytes,
                 kernel=type(experts).__name__,
                 device=torch.device(moe.device).type,
@@ -286,6 +336,13 @@ def publish_all(_worker: object = None) -> None:
     """
     for worker in list(_workers.values()):
         worker.publish(exactly=True)
+
+
+def _available_memory(vllm_worker: Any, measure: Callable[[], int]) -> int:
+    paging = _workers.get(vllm_worker.vllm_config.instance_id)
+    if paging is None or paging.settings.gpu_memory is None:
+        return measure()
+    return kv_bytes_at_start(vllm_worker, paging, measure)
 
 
 def _forget_warm_up(instance_id: str) -> None:

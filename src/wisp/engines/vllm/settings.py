@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.pager.host_memory import PAGE_LOCK_CHOICES, PageLock
 from wisp.policies import POLICIES
-from wisp.units import parse_bytes
+from wisp.units import parse_budget, parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -20,11 +20,20 @@ DECIDE_CHOICES: tuple[Decide, ...] = ("auto", "device", "host")
 class WispSettings:
     """Checked when made; `ConfigError` says what is wrong and what would be right."""
 
-    expert_slots: int
-    """Experts of each layer that are resident at a time."""
+    expert_slots: int | None = None
+    """Experts of each layer that are resident at a time; None where `gpu_memory` is to be divided."""
     draft_expert_slots: int | None = None
     """The same of a draft model's layers, for speculative decoding; None takes `expert_slots`, or all of its experts
     if it has fewer."""
+    gpu_memory: str | None = None
+    """What the engine may take in all on the device, such as `24GiB`: divided between slots and KV at the start, or
+    for KV alone where `expert_slots` is given. On a CPU it is host memory, for slots and KV."""
+    conversations: int | None = None
+    """Conversations that take turns, for the division of `gpu_memory`."""
+    trace: str | None = None
+    """File with recorded routing, for the same."""
+    calibration: str | None = None
+    """File with measured rates, for the same."""
     policy: str = "lru"
     page_lock: PageLock = "auto"
     decide: Decide = "auto"
@@ -40,10 +49,7 @@ class WispSettings:
     """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
 
     def __post_init__(self) -> None:
-        if isinstance(self.expert_slots, bool) or not isinstance(self.expert_slots, int):
-            raise ConfigError(f"expert_slots must be a whole number of experts, not {self.expert_slots!r}")
-        if self.expert_slots < 1:
-            raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
+        self._check_size()
         draft = 1 if self.draft_expert_slots is None else self.draft_expert_slots
         if isinstance(draft, bool) or not isinstance(draft, int) or draft < 1:
             raise ConfigError(f"draft_expert_slots must be a whole number of experts, 1 or more, not {draft!r}")
@@ -63,6 +69,41 @@ class WispSettings:
         if self.page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {self.page_lock!r}")
 
+    def _check_size(self) -> None:
+        """What says how much is resident."""
+        if self.gpu_memory is not None:
+            parse_budget(self.gpu_memory, "gpu_memory")
+        if self.expert_slots is None:
+            if self.gpu_memory is None:
+                raise ConfigError(
+                    "the wisp configuration lacks expert_slots, the experts of each layer to keep resident, and "
+                    "gpu_memory, such as 24GiB, to divide between experts and KV; give one of them"
+                )
+        elif isinstance(self.expert_slots, bool) or not isinstance(self.expert_slots, int):
+            raise ConfigError(f"expert_slots must be a whole number of experts, not {self.expert_slots!r}")
+        elif self.expert_slots < 1:
+            raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
+        for name in ("conversations", "trace", "calibration"):
+            value, kind = getattr(self, name), int if name == "conversations" else str
+            if value is None:
+                continue
+            if not self.plans:
+                raise ConfigError(f"{name} is for the division of gpu_memory, which is not asked for; leave it out")
+            if isinstance(value, bool) or not isinstance(value, kind) or not value:
+                raise ConfigError(
+                    f"{name} must be {'a number' if kind is int else 'the name of a file'}, not {value!r}"
+                )
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """The budget; None without one."""
+        return None if self.gpu_memory is None else parse_budget(self.gpu_memory, "gpu_memory")
+
+    @property
+    def plans(self) -> bool:
+        """Whether the slots are chosen at the start, once the engine has measured what else it takes."""
+        return self.expert_slots is None
+
     @classmethod
     def parse(cls, raw: object) -> "WispSettings":
         """Read the value of the `wisp` key, a mapping such as `{"expert_slots": 16}`."""
@@ -71,8 +112,8 @@ class WispSettings:
         known = {field.name for field in fields(cls)}
         if unknown := sorted(set(raw) - known, key=str):
             raise ConfigError(f"unknown wisp setting {unknown[0]!r}; known are {', '.join(sorted(known))}")
-        if "expert_slots" not in raw:
-            raise ConfigError("the wisp configuration lacks expert_slots, the experts of each layer to keep resident")
+        if raw.get("expert_slots", 0) is None:
+            raise ConfigError("expert_slots must be a whole number of experts, not None")
         return cls(**raw)
 
     @classmethod
@@ -91,10 +132,12 @@ class WispSettings:
 
     def for_draft(self, num_experts: int) -> "WispSettings":
         """As they hold for a draft model's layers of so many experts."""
-        return replace(self, expert_slots=self.draft_expert_slots or min(self.expert_slots, num_experts))
+        return replace(self, expert_slots=self.draft_expert_slots or min(self.expert_slots or num_experts, num_experts))
 
     def check_model(self, num_experts: int, top_k: int, *, waves_by_expert: bool) -> None:
         """Compare the slots with a model's experts; `waves_by_expert` says what its kernel allows below top-k."""
+        if self.expert_slots is None:
+            return
         if self.expert_slots > num_experts:
             raise ConfigError(
                 f"expert_slots is {self.expert_slots} but a layer of this model has {num_experts} experts; "

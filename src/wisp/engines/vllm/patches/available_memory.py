@@ -1,0 +1,37 @@
+"""`Worker.determine_available_memory`: divide a budget between expert slots and KV.
+
+Why: here the engine has loaded and measured itself and has not yet made its KV cache or captured a graph: the one
+moment when slots can grow and KV can take the rest.
+What: hands the original to `answer`, which calls it and may return another number of bytes for KV. Where no budget is
+to be divided that is the original's. Installed by the first paged layer only.
+Versions: 0.32. Ends when: vLLM asks plug-ins what they take before it makes the KV cache.
+"""
+
+from collections.abc import Callable
+from functools import partial, wraps
+from typing import Any
+
+Answer = Callable[[Any, Callable[[], int]], int]
+_installed = False
+
+
+def install(answer: Answer) -> None:
+    """Have `answer(worker, original)` say how many bytes KV gets in this process; the first call counts."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        from vllm.v1.worker.cpu_worker import CPUWorker as Worker
+    else:
+        from vllm.v1.worker.gpu_worker import Worker
+
+    original = Worker.determine_available_memory
+
+    @wraps(original)
+    def determine_available_memory(self: Any) -> int:
+        return answer(self, partial(original, self))
+
+    Worker.determine_available_memory = determine_available_memory

@@ -1,0 +1,239 @@
+"""The split that an engine chooses at its start, once it has measured what it takes beside slots and KV.
+
+The model was loaded with as few slots as can serve. vLLM then profiles itself; what the budget leaves is divided by
+the allocator that `wisp plan` uses; the slots are made anew, as many as were chosen; KV gets the rest. All ranks plan
+by the numbers of the one with the least room, and so choose alike.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from wisp.allocator import Budget, ModelShape, Plan, Question, Workload, make_plan, model_shape, read_model_shape
+from wisp.allocator.calibration import STATED, Calibration
+from wisp.allocator.calibration_files import find, installed_versions
+from wisp.allocator.engine_facts import EngineFacts
+from wisp.allocator.explanation import why
+from wisp.allocator.kv_choice import chosen_kv
+from wisp.allocator.kv_layout import KvLayout
+from wisp.allocator.machine import cpu_name
+from wisp.engines.vllm import failure
+from wisp.errors import ConfigError, UnsupportedError
+from wisp.pager.address_range import CHUNK_BYTES
+from wisp.pager.host_memory import HostMemory
+from wisp.recording import Recording
+from wisp.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+    from wisp.engines.vllm.paging import WorkerPaging
+    from wisp.engines.vllm.settings import WispSettings
+
+CUDA_CONTEXT_BYTES = 512 << 20
+"""Stated, not measured: CUDA's own context, which is there before vLLM takes its first look at the device."""
+
+logger = logging.getLogger("vllm.wisp")
+
+
+class _Choice(NamedTuple):
+    slots: int
+    kv_blocks: int
+    lines: list[str]
+    """What to tell of it."""
+
+
+@failure.handed_over()
+def kv_bytes_at_start(vllm_worker: Any, paging: "WorkerPaging", measure: Callable[[], int]) -> int:
+    """Divide the budget of the settings, make the slots, and return what KV gets, in bytes of this rank.
+
+    Args:
+        vllm_worker: vLLM's worker, its model loaded.
+        paging: our part of it.
+        measure: vLLM's own `determine_available_memory`.
+
+    Raises:
+        AdmissionFloorError: the budget does not hold what the engine takes, top-k slots and the KV of all sequences.
+    """
+    total = paging.settings.gpu_memory_bytes
+    assert total is not None, "there is a budget to divide"
+    on_cpu = vllm_worker.device.type == "cpu"
+    fixed = {} if on_cpu else _measured(vllm_worker, paging, total, measure)
+    layout = _layout(vllm_worker)
+    facts = EngineFacts(_slot_bytes(paging), layout, fixed)
+    choice = _choice(_question(vllm_worker.vllm_config, paging.settings, facts, total), paging.settings)
+    kv_bytes = choice.kv_blocks * layout.block_bytes
+    if vllm_worker.is_driver_worker:
+        for line in choice.lines:
+            logger.info("%s", line)
+    if on_cpu:
+        need = kv_bytes + (choice.slots - paging.slots) * facts.slot_bytes
+        HostMemory.read().check(need, f"what gpu_memory {paging.settings.gpu_memory} gives to slots and KV")
+    if choice.slots != paging.slots:
+        paging.make_slots(choice.slots)
+    vllm_worker.cache_config.kv_cache_memory_bytes = kv_bytes if on_cpu else None
+    if on_cpu:  # nothing of it depends on what is free, so vLLM warms up with the slots that it will have
+        return measure()
+    vllm_worker.available_kv_cache_memory_bytes = kv_bytes
+    return kv_bytes
+
+
+def _measured(vllm_worker: Any, paging: "WorkerPaging", total_bytes: int, measure: Callable[[], int]) -> dict[str, int]:
+    """What this engine takes on its GPU beside slots and KV, by kind; the same on every rank."""
+    vllm_worker.requested_memory = total_bytes - CUDA_CONTEXT_BYTES
+    kv_bytes = measure()
+    if vllm_worker.cache_config.kv_cache_memory_bytes is not None:
+        raise ConfigError(
+            "vLLM has taken its KV size from VLLM_ENABLE_STARTUP_PLAN and measured nothing; unset that variable, or "
+            "leave gpu_memory out"
+        )
+    slot_bytes = paging.slots * _slot_bytes(paging)
+    in_graph = paging.in_graph is not None
+    pageable_bytes = _least_of_all_ranks(kv_bytes + slot_bytes - in_graph * CHUNK_BYTES)
+    weights = int(vllm_worker.model_runner.model_memory_usage)  # by PyTorch, which does not see mapped memory
+    parts = {
+        "weights beside experts": weights if in_graph else weights - slot_bytes,
+        "activations and graphs": int(vllm_worker.peak_activation_memory),
+        "CUDA's context (stated)": CUDA_CONTEXT_BYTES,
+    }
+    return {**parts, "rest of the engine": total_bytes - pageable_bytes - sum(parts.values())}
+
+
+def _choice(question: Question, settings: "WispSettings") -> _Choice:
+    """By the plan, or by what the settings say of the slots."""
+    if settings.expert_slots is None:
+        recording = None if settings.trace is None else Recording.load(settings.trace)
+        kv = chosen_kv(question, recording, is_prior_asked_for=settings.conversations is not None)
+        answer = make_plan(question, None if recording is None else recording.phase("auto"), kv)
+        chosen = answer.choice.candidate
+        return _Choice(chosen.expert_slots, chosen.kv_blocks, _five_lines(answer, str(settings.gpu_memory)))
+    slots, budget = settings.expert_slots, question.budget
+    blocks = _blocks_beside(slots, question)
+    told = f"gpu_memory {settings.gpu_memory}, of which KV gets the rest, for expert_slots is given: "
+    return _Choice(slots, blocks, [told + _where_bytes_go(budget, question.layout, slots, blocks)])
+
+
+def _question(config: "VllmConfig", settings: "WispSettings", facts: EngineFacts, total_bytes: int) -> Question:
+    shape = _shape(config)
+    rates = _rates(settings, str(shape))
+    scheduler = config.scheduler_config
+    workload = Workload.typical(
+        config.model_config.max_model_len,
+        scheduler.max_num_seqs,
+        conversations=settings.conversations,
+        chunk=scheduler.max_num_batched_tokens,
+    )
+    kv_dtype = "fp8" if str(config.cache_config.cache_dtype).startswith("fp8") else "auto"
+    of_a_rank = replace(shape, expert_bytes=facts.slot_bytes // shape.moe_layers, longest_context=None)
+    return Question(of_a_rank, total_bytes, workload, kv_dtype, rates, facts=facts)
+
+
+def _rates(settings: "WispSettings", model: str) -> Calibration:
+    """Those that the settings name, or that are kept of this machine and model, or the stated ones."""
+    from vllm.platforms import current_platform
+
+    machine = cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name())
+    if settings.calibration is None:
+        return find(machine, model) or STATED
+    rates = Calibration.load(settings.calibration)
+    for doubt in rates.warnings(machine, model, installed_versions()):
+        logger.warning("%s", doubt)
+    return rates
+
+
+def _shape(config: "VllmConfig") -> ModelShape:
+    """By the checkpoint's own configuration where it lies here, else by what vLLM made of it."""
+    model = config.model_config.model
+    return read_model_shape(model) if Path(model).is_dir() else model_shape(config.model_config.hf_config.to_dict())
+
+
+def _blocks_beside(slots: int, question: Question) -> int:
+    """KV blocks that the budget leaves beside so many slots; `ConfigError` if they do not admit the workload."""
+    budget, workload = question.budget, question.workload
+    blocks = budget.blocks_left(slots)
+    if blocks < budget.floor_blocks:
+        need = budget.floor_bytes + (slots - budget.least_slots) * budget.slot_bytes
+        fewer = budget.slots_left(budget.floor_blocks)
+        remedy = f"lower expert_slots to {fewer}" if fewer >= budget.least_slots else "lower expert_slots"
+        raise ConfigError(
+            f"gpu_memory is {format_bytes(budget.total_bytes)} but expert_slots {slots}, the engine and the KV of "
+            f"{workload.sequences} sequences of {workload.context} tokens take {format_bytes(need)}; {remedy}, lower "
+            f"--max-num-seqs or --max-model-len, or give {format_bytes(need - budget.total_bytes)} more"
+        )
+    return blocks
+
+
+def _layout(vllm_worker: Any) -> KvLayout:
+    """How this engine cuts its KV, by vLLM's own arithmetic."""
+    from vllm.v1.core.kv_cache_utils import _pool_bytes_per_block, get_kv_cache_groups
+    from vllm.v1.kv_cache_interface import MambaSpec
+
+    config = vllm_worker.vllm_config
+    groups = get_kv_cache_groups(config, dict(vllm_worker.get_kv_cache_spec()))
+    states = sum(isinstance(group.kv_cache_spec, MambaSpec) for group in groups)
+    attention = [group for group in groups if not isinstance(group.kv_cache_spec, MambaSpec)]
+    if len(attention) != 1:
+        raise UnsupportedError(
+            f"{config.model_config.model} keeps its KV in {len(attention)} groups of attention layers, which "
+            f"gpu_memory cannot divide for yet; set the split by hand with --expert-slots and --kv-cache-memory-bytes"
+        )
+    return KvLayout(int(attention[0].kv_cache_spec.block_size), int(_pool_bytes_per_block(config, groups)), states)
+
+
+def _slot_bytes(paging: "WorkerPaging") -> int:
+    """One slot in every layer, on this rank."""
+    in_rows = paging.in_graph is not None and not paging.in_graph.arena.planar
+    return sum(store.layout.row_bytes if in_rows else store.expert_bytes for store in paging.stores)
+
+
+def _least_of_all_ranks(count: int) -> int:
+    from vllm.distributed.parallel_state import get_world_group
+
+    group = get_world_group()
+    if group.world_size == 1:
+        return count
+    least = torch.tensor([count], dtype=torch.int64)
+    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
+    return int(least.item())
+
+
+def _where_bytes_go(budget: Budget, layout: KvLayout, slots: int, blocks: int) -> str:
+    slot_bytes, kv_bytes = slots * budget.slot_bytes, blocks * budget.block_bytes
+    fixed = sum(budget.fixed.values())
+    left = budget.total_bytes - fixed - slot_bytes - kv_bytes
+    return (
+        f"{slots} of {budget.most_slots} expert slots a layer ({format_bytes(slot_bytes)}), {blocks:,} KV blocks of "
+        f"{layout.block_tokens} tokens ({format_bytes(kv_bytes)}), {_parts(budget.fixed)}{format_bytes(left)} left over"
+    )
+
+
+def _parts(fixed: Mapping[str, int]) -> str:
+    if not fixed:
+        return ""
+    parts = ", ".join(f"{kind} {format_bytes(count)}" for kind, count in fixed.items())
+    return f"the engine as measured {format_bytes(sum(fixed.values()))} ({parts}), "
+
+
+def _five_lines(answer: Plan, size: str) -> list[str]:
+    """Where the bytes go, why, what to expect, what else there is, and by which numbers."""
+    chosen, choice, workload = answer.choice.candidate, answer.choice, answer.question.workload
+    split, rates = answer.split, answer.question.calibration
+    second = f"; second best {answer.runner_up.candidate.expert_slots} slots" if answer.runner_up else ""
+    source = f"measured on {rates.machine} with {rates.model} on {rates.date}"
+    return [
+        f"plan of gpu_memory {size}: "
+        + _where_bytes_go(answer.budget, answer.layout, chosen.expert_slots, chosen.kv_blocks),
+        f"why: {why(answer)}",
+        f"expected: {choice.hit_ratio:.1%} hits, {choice.decode_tok_s:.1f} tok/s for one stream, "
+        f"{choice.decode_tok_s_all:.1f} for {workload.sequences}, first token of a turn after "
+        f"{format_seconds(choice.ttft_s)}, {choice.lost_share:.0%} of turns without their history",
+        f"128MiB more would save {format_seconds(split.value_of_more_experts)} a second of work as slots, "
+        f"{format_seconds(split.value_of_more_kv)} as KV{second}",
+        f"by: costs {'stated' if rates is STATED else 'calibrated'}, {source}; routing {answer.demand.source}; "
+        f"KV {answer.kv.source}; "
+        f"{workload.conversations} conversations, {workload.sequences} at once, up to {workload.context} tokens",
+    ]

@@ -1,0 +1,82 @@
+"""Two engines of one model, one after the other: with a budget to divide, and stock with as many KV blocks.
+
+python run_start_plan.py MODEL RESULT.json
+"""
+
+import gc
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+BUDGET_BYTES = 3 << 30
+PROMPTS = ([11, 45, 97, 23, 9] * 60, [7, 8, 9], list(range(5, 90)), [300, 301] * 8)
+
+
+def answers_of(llm: Any) -> list[Any]:
+    """Tokens and every bit of their log-probabilities."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=48, logprobs=5, ignore_eos=True, detokenize=False)
+    outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in PROMPTS], sampling, use_tqdm=False)
+    return [
+        [
+            list(output.outputs[0].token_ids),
+            [[[token, entry.logprob.hex()] for token, entry in at.items()] for at in output.outputs[0].logprobs],
+        ]
+        for output in outputs
+    ]
+
+
+def run(model: str, blocks: int | None) -> dict[str, Any]:
+    """One engine's answers, and what it has; with `blocks` it is the stock one."""
+    from vllm import LLM
+
+    from wisp.engines.vllm import counter_files, start_plan
+    from wisp.engines.vllm.paging import publish_all
+    from wisp.pager.counters import Counters
+
+    told: list[str] = []
+    start_plan.logger.info = lambda text, *values: told.append(text % values)
+    free_before, _ = torch.cuda.mem_get_info()
+    settings = {"additional_config": {"wisp": {"gpu_memory": f"{BUDGET_BYTES >> 20}MiB", "conversations": 400}}}
+    llm = LLM(
+        model=model,
+        max_model_len=1024,
+        max_num_seqs=4,
+        max_num_batched_tokens=512,
+        enable_prefix_caching=False,
+        skip_tokenizer_init=True,
+        seed=0,
+        **(settings if blocks is None else {"num_gpu_blocks_override": blocks, "gpu_memory_utilization": 0.2}),
+    )
+    core = llm.llm_engine.engine_core.engine_core
+    result = {"answers": answers_of(llm), "kv_blocks": core.scheduler.kv_cache_config.num_blocks, "told": told}
+    free_after, _ = torch.cuda.mem_get_info()
+    if blocks is None:
+        publish_all()
+        (path,) = counter_files.of_engine(llm.llm_engine.vllm_config.instance_id)
+        counters = Counters.open(path)
+        result |= {"counted_slots": counters.facts.expert_slots, "faults": counters.total()["faults"]}
+        result |= {"expert_slots": int(told[0].split(": ")[1].split()[0]) if told else 0}
+        result |= {"taken_bytes": free_before - free_after, "budget_bytes": BUDGET_BYTES}
+    llm.llm_engine.engine_core.shutdown()
+    del llm, core
+    gc.unfreeze()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return result
+
+
+def main(model: str, result: str) -> None:
+    """Both, and what they say."""
+    torch.cuda.init()  # the context is there before the first look at free memory
+    planned = run(model, None)
+    unpaged = run(model, planned["kv_blocks"])
+    Path(result).write_text(json.dumps({"planned": planned, "unpaged": unpaged}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
