@@ -99,10 +99,12 @@ def record(folder: Path, request: dict[str, Any]) -> None:
     prompts = {}
     for case in request["cases"]:
         prompts[case["name"]] = prompt_of(engine, case["text"], case["filler"], case["context"])
-        recorder = EngineRecorder.attach(engine)
+        recorder = EngineRecorder(engine.engine_core.engine_core)
         answer(engine, prompts[case["name"]], request["tokens"])
-        recorder.detach()
-        recorder.recording().save(folder / f"{case['name']}.npz")
+        recording = recorder.take(last=True)
+        recorder.stop()
+        assert recording is not None, "an answer has steps"
+        recording.save(folder / f"{case['name']}.npz")
     (folder / "prompts.json").write_text(json.dumps(prompts))
     stop(engine)
 
