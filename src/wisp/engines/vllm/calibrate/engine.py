@@ -48,6 +48,11 @@ class Bench:
         ).register()
         parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
         args = EngineArgs.from_cli_args(parser.parse_args(["--model", request.model, *request.engine_flags]))
+        if current_platform.is_cpu() and not args.enforce_eager:
+            raise UnsupportedError(
+                "on a CPU vLLM compiles the routing into the model, so that it cannot be fixed; add --enforce-eager, "
+                "and take the rates for an upper bound of a compiled engine's"
+            )
         args.skip_tokenizer_init = True
         args.enable_prefix_caching = False
         args.additional_config = {**(args.additional_config or {}), "wisp": request.settings}
