@@ -145,13 +145,7 @@ class DevicePager:
 
     def rows_of(self, experts: torch.Tensor, row_of: torch.Tensor | None = None) -> torch.Tensor:
         """The arena row of each expert id, int64, -1 for what is no expert; by the page table, or by `row_of`."""
-        table = self._state.row_of[self.layer] if row_of is None else row_of
-        rows = torch.empty(experts.shape, dtype=torch.int64, device=experts.device)
-        block = 1024
-        device_kernels.look_up[(triton.cdiv(experts.numel(), block),)](
-            experts, rows, experts.numel(), table, self.num_experts, BLOCK=block
-        )
-        return rows
+        return look_up(experts, self._state.row_of[self.layer] if row_of is None else row_of)
 
     def touch(self, topk_ids: torch.Tensor, *, moved: int, waves: int) -> None:
         """Count a step that the host streams in `waves` waves: `moved` experts are read for it from the store."""
@@ -196,3 +190,13 @@ class DevicePager:
 
     def _programs(self) -> int:
         return PROGRAMS if self.arena.device.type == "cuda" else 1
+
+
+def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """`table[ids]` as int64 in one launch, -1 for an id that the table does not have; `ids` is contiguous."""
+    found = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+    block = 1024
+    device_kernels.look_up[(triton.cdiv(ids.numel(), block),)](
+        ids, found, ids.numel(), table, table.numel(), BLOCK=block
+    )
+    return found

@@ -34,6 +34,7 @@ def config(moe):
 def test_a_sound_configuration_passes(moe):
     make_config(moe, **WISP)
     make_config(moe, **WISP, tensor_parallel_size=2)
+    make_config(moe, **WISP, enable_expert_parallel=True)  # of one rank
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ def test_a_model_without_experts_stops_the_start(checkpoint):
         ({"dtype": "float32"}, "torch.float32 experts cannot be paged; add --dtype bfloat16"),
         ({"cpu_offload_gb": 1}, "--cpu-offload-gb moves the tensors that wisp pages; use one of the two"),
         ({"offload_group_size": 2, "offload_num_in_group": 1}, "--offload-group-size moves the tensors"),
-        ({"enable_expert_parallel": True}, "--enable-expert-parallel does not work with paging yet"),
+        ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "CPU kernels do not know which experts a rank"),
         ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1 does not work with paging yet"),
-        ({"data_parallel_size": 2}, "--data-parallel-size above 1 does not work with paging yet"),
+        ({"data_parallel_size": 2}, "--data-parallel-size above 1 .* start one engine for each replica instead"),
         ({"enable_lora": True}, "--enable-lora does not work with paging yet"),
         (
             {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
@@ -91,6 +92,7 @@ def test_a_feature_that_cannot_be_paged_stops_the_start(moe, args, message):
     [
         ("parallel_config", "enable_eplb", True, "--enable-eplb does not work"),
         ("parallel_config", "enable_elastic_ep", True, "--enable-elastic-ep does not work"),
+        ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size above 1 does not"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo does not work"),
         ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode does not work"),
         ("model_config", "quantization", "gptq_marlin", "gptq_marlin experts cannot be paged yet; serve a bf16"),
@@ -143,5 +145,31 @@ def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
 
     from wisp.engines.vllm.paging import _moe_layers
 
-    model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_total_num_hidden_layers=lambda: 24)
-    assert _moe_layers(model) == layers
+    model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_layers_start_end_indices=lambda stage: stage)
+    assert _moe_layers(model, (0, 24)) == layers
+
+
+@pytest.mark.parametrize(
+    ("keys", "stage", "layers"),
+    [
+        ({}, (12, 24), 12),
+        ({"first_k_dense_replace": 3}, (0, 8), 5),
+        ({"first_k_dense_replace": 3}, (8, 16), 8),
+        ({"decoder_sparse_step": 2}, (0, 7), 4),
+    ],
+)
+def test_a_stage_asks_memory_for_its_own_layers(keys, stage, layers):
+    from types import SimpleNamespace
+
+    from wisp.engines.vllm.paging import _moe_layers
+
+    model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_layers_start_end_indices=lambda stage: stage)
+    assert _moe_layers(model, stage) == layers
+
+
+def test_slots_are_held_against_the_experts_of_one_rank():
+    WispSettings(8).check_model(8, 4, waves_by_expert=True, ranks=2)
+    with pytest.raises(
+        ConfigError, match="a layer of this model has 8 experts on each of 2 ranks; set it to 8 or less"
+    ):
+        WispSettings(9).check_model(8, 4, waves_by_expert=True, ranks=2)

@@ -70,8 +70,15 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
             f"page_lock is set to require, but an engine on {current_platform.device_type} has nothing to page-lock "
             f"memory for; set it to auto"
         )
+    parallel = vllm_config.parallel_config
+    ranks = parallel.tensor_parallel_size if parallel.enable_expert_parallel else 1
+    if ranks > 1 and current_platform.is_cpu():
+        raise UnsupportedError(
+            "vLLM's CPU kernels do not know which experts a rank has, and crash with --enable-expert-parallel; leave "
+            "it out: --tensor-parallel-size alone gives each rank its share of every expert"
+        )
     top_k = model.get_num_experts_per_tok()
-    settings.check_model(num_experts, top_k, waves_by_expert=not current_platform.is_cpu())
+    settings.check_model(num_experts // ranks, top_k, waves_by_expert=not current_platform.is_cpu(), ranks=ranks)
 
 
 def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
@@ -88,13 +95,17 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         yield "--cpu-offload-gb moves the tensors that wisp pages; use one of the two, not both"
     if offload.prefetch.offload_group_size > 0:
         yield "--offload-group-size moves the tensors that wisp pages; use one of the two, not both"
+    if parallel.data_parallel_size > 1:
+        yield (
+            "--data-parallel-size above 1 makes ranks run steps for one another and, with expert parallelism, compute "
+            "each other's tokens, which paging does not follow yet; start one engine for each replica instead"
+        )
     features = {
-        "--enable-expert-parallel": parallel.enable_expert_parallel,
         "--enable-eplb": parallel.enable_eplb,
         "--enable-elastic-ep": parallel.enable_elastic_ep,
         "--enable-dbo": parallel.enable_dbo,
-        "--data-parallel-size above 1": parallel.data_parallel_size > 1,
         "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
+        "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
         "--enable-lora": vllm_config.lora_config is not None,
         "--enable-sleep-mode": model.enable_sleep_mode,
         "--kv-sharing-fast-prefill": vllm_config.cache_config.kv_sharing_fast_prefill,

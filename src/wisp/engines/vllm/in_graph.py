@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from wisp.engines.vllm.kernels import PartialOutputs, fixed_tiles, unpaged_tiles
+from wisp.engines.vllm.kernels import PartialOutputs, fixed_tiles, of_rank, unpaged_tiles
 from wisp.engines.vllm.patches.expert_assignment import translated
 from wisp.engines.vllm.patches.second_product import before_second_product
 from wisp.errors import ConfigError
 from wisp.pager.arena import Arena, ArenaShape
-from wisp.pager.device import DevicePager
+from wisp.pager.device import DevicePager, look_up
 from wisp.pager.device_state import DeviceState
 from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
@@ -102,7 +102,8 @@ class InGraphKernel:
 
     Up to `graph_tokens` tokens a step is decided, copied and computed without the host, so that a CUDA graph can
     hold it; experts beyond the slots are read over the link by the kernel itself. Wider steps, which no graph
-    holds, stream the experts without slots past the kernel.
+    holds, stream the experts without slots past the kernel. Under expert parallelism all of this is of this rank's
+    experts, by their places among them; what is on other ranks is left out just as the unpaged engine does.
     """
 
     waves_by_expert = True
@@ -118,31 +119,32 @@ class InGraphKernel:
     def run(self, **arguments: Any) -> None:
         """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
         arguments = {**arguments, "topk_ids": arguments["topk_ids"].contiguous()}
+        on_rank: torch.Tensor | None = arguments["expert_map"]
+        rank_ids = arguments["topk_ids"] if on_rank is None else look_up(arguments["topk_ids"], on_rank)
         with fixed_tiles(unpaged_tiles(self._experts, self._pager.num_experts, arguments)):
             if arguments["topk_ids"].shape[0] <= self._graph_tokens:
-                self._run_in_place(arguments)
+                self._run_in_place(arguments, rank_ids)
             else:
-                self._run_streamed(arguments)
+                self._run_streamed(arguments, rank_ids)
 
-    def _run_in_place(self, arguments: dict[str, Any]) -> None:
-        choice_rows = self._pager.page_head(arguments["topk_ids"])
+    def _run_in_place(self, arguments: dict[str, Any], rank_ids: torch.Tensor) -> None:
+        choice_rows = self._pager.page_head(rank_ids)
         with (
             translated(self._pager.num_experts, self._pager.rows_of, lambda _ids: choice_rows),
             before_second_product(self._pager.wait_for_tails),
         ):
             self._apply(**arguments)
 
-    def _run_streamed(self, arguments: dict[str, Any]) -> None:
-        topk_ids: torch.Tensor = arguments["topk_ids"]
+    def _run_streamed(self, arguments: dict[str, Any], rank_ids: torch.Tensor) -> None:
         merged: torch.Tensor | None = None
-        for row_of in self._stream.waves(self._pager.layer, topk_ids):
+        for row_of in self._stream.waves(self._pager.layer, rank_ids):
             outputs = self._choice_outputs(arguments, row_of)
             if merged is None:
                 merged = self._partial_outputs.take(outputs)
             else:
-                mine = self._pager.rows_of(topk_ids, row_of) >= 0
+                mine = self._pager.rows_of(rank_ids, row_of) >= 0
                 torch.where(mine.unsqueeze(-1), outputs, merged, out=merged)
-        self._moe_sum(merged, arguments["output"])
+        self._moe_sum(merged, arguments["output"], *of_rank(arguments))
 
     def _choice_outputs(self, arguments: dict[str, Any], row_of: torch.Tensor) -> torch.Tensor:
         """Run the kernel up to its reduction: [tokens, k, hidden], in the engine's workspace.

@@ -31,6 +31,7 @@ class PagedKernel(Protocol):
 class ExpertMapKernel:
     """Kernels that look their weights up through `expert_map` and reduce over choices in `moe_sum` (Triton).
 
+    Under expert parallelism the pager knows this rank's experts alone, by their places among them.
     Each wave computes the rows of its own experts. They are kept until all waves are done and then reduced once,
     by the engine's own reduction in the unpaged order, so that the bits do not depend on the waves.
     """
@@ -46,23 +47,27 @@ class ExpertMapKernel:
     def run(self, **arguments: Any) -> None:
         """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
         topk_ids: torch.Tensor = arguments["topk_ids"]
-        experts = distinct_experts(topk_ids)
+        on_rank: torch.Tensor | None = arguments["expert_map"]
+        rank_ids = topk_ids if on_rank is None else looked_up(on_rank, topk_ids)
+        experts = distinct_experts(rank_ids)
         in_one_wave = len(experts) <= self._pager.resident.slots
         merged: torch.Tensor | None = None
         with fixed_tiles(unpaged_tiles(self._experts, self._pager.resident.num_experts, arguments)):
             for wave in self._pager.step(experts):
                 slots_of = self._pager.slots_of(wave)
-                outputs = self._choice_outputs({**arguments, "expert_map": slots_of})
+                expert_map = slots_of if on_rank is None else looked_up(slots_of, on_rank)
+                outputs = self._choice_outputs({**arguments, "expert_map": expert_map})
                 if in_one_wave:
                     merged = outputs
                 elif merged is None:
                     merged = self._partial_outputs.take(outputs)
                 else:
-                    mine = (topk_ids >= 0) & (slots_of[topk_ids.long().clamp(min=0)] >= 0)
+                    mine = looked_up(slots_of, rank_ids) >= 0
                     torch.where(mine.unsqueeze(-1), outputs, merged, out=merged)
-        if merged is None:  # no token at all
+        if merged is None:  # no token at all, or none whose experts are on this rank
+            arguments["output"].zero_()
             return
-        self._moe_sum(merged, arguments["output"])
+        self._moe_sum(merged, arguments["output"], *of_rank(arguments))
 
     def _choice_outputs(self, arguments: dict[str, Any]) -> torch.Tensor:
         """Run the kernel up to its reduction: [tokens, k, hidden], in the engine's workspace.
@@ -140,6 +145,20 @@ class PartialOutputs:
             )
         held = self._buffer[: outputs.numel()].view(outputs.shape)
         return held.copy_(outputs)
+
+
+def looked_up(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """`table[ids]`, and -1 where an id is negative, as engines mark padding and experts of other ranks."""
+    return torch.where(ids >= 0, table[ids.long().clamp(min=0)], -1)
+
+
+def of_rank(arguments: dict[str, Any]) -> tuple[torch.Tensor, ...]:
+    """What the engine's reduction needs to leave out choices whose expert is on another rank; else nothing.
+
+    Under expert parallelism `arguments["expert_map"]` is the engine's own: the place of each expert among those of
+    this rank, -1 for another rank's. It is None where every rank has all experts.
+    """
+    return () if arguments["expert_map"] is None else (arguments["topk_ids"], arguments["expert_map"])
 
 
 @contextmanager

@@ -104,7 +104,9 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
                 f"serve a bf16 or fp16 checkpoint"
             )
         self._kind = kernel_kind(method.experts_cls)
-        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=self._kind.waves_by_expert)
+        ranks = self.moe_config.moe_parallel_config.ep_size
+        waves_by_expert = self._kind.waves_by_expert
+        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=waves_by_expert, ranks=ranks)
 
     def _expert_parameters(self) -> dict[str, nn.Parameter]:
         """The tensors that make up the experts: [experts, ...] each."""

@@ -134,13 +134,17 @@ class WispSettings:
         """As they hold for a draft model's layers of so many experts."""
         return replace(self, expert_slots=self.draft_expert_slots or min(self.expert_slots or num_experts, num_experts))
 
-    def check_model(self, num_experts: int, top_k: int, *, waves_by_expert: bool) -> None:
-        """Compare the slots with a model's experts; `waves_by_expert` says what its kernel allows below top-k."""
+    def check_model(self, num_experts: int, top_k: int, *, waves_by_expert: bool, ranks: int = 1) -> None:
+        """Compare the slots with a model's experts; `waves_by_expert` says what its kernel allows below top-k.
+
+        `num_experts` are those of one rank, where the experts of a layer are divided among `ranks`.
+        """
         if self.expert_slots is None:
             return
         if self.expert_slots > num_experts:
+            divided = f" on each of {ranks} ranks" if ranks > 1 else ""
             raise ConfigError(
-                f"expert_slots is {self.expert_slots} but a layer of this model has {num_experts} experts; "
+                f"expert_slots is {self.expert_slots} but a layer of this model has {num_experts} experts{divided}; "
                 f"set it to {num_experts} or less, or serve without wisp"
             )
         if self.expert_slots < top_k and not waves_by_expert:
