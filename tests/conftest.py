@@ -11,6 +11,7 @@ settings.register_profile("wisp", deadline=None)  # a machine that is busy with 
 settings.load_profile("wisp")
 
 sys.path.append(str(Path(__file__).parent))  # for `models` and `workload`
+pytest.register_assert_rewrite("workload")
 
 
 @pytest.fixture(scope="session")

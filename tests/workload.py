@@ -39,6 +39,15 @@ def make_crowded_request(model: Path, wisp: dict[str, Any] | None = None) -> dic
     }
 
 
+def assert_identical(paged: dict[str, Any], stock: dict[str, Any]) -> None:
+    """Also that the paged engine did page, and that both did the same work in the same order."""
+    assert "error" not in paged, paged["error"]
+    assert paged["counters"], "nothing was paged"
+    assert not stock["counters"]
+    assert paged["schedule"] == stock["schedule"]
+    assert paged["phases"] == stock["phases"]
+
+
 POLICIES = ("lfru", "least_stale", "fifo")
 SLOTS = (4, 9, 15, 16)
 """Of 16 experts, of which a token takes 4."""

@@ -67,6 +67,8 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     from wisp.engines.vllm.counter_files import of_engine
 
     core = llm.llm_engine.engine_core.engine_core
+    if llm.llm_engine.vllm_config.parallel_config.pipeline_parallel_size > 1:
+        llm.collective_rpc(_make_room_for_what_comes_from_the_stage_before)
     instance = llm.llm_engine.vllm_config.instance_id
     schedule, drafted = _record_schedule(core.scheduler)
     layers = _layers(core)
@@ -96,6 +98,17 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         "draft_layers": [_state(layer) for layer in _draft_layers(core)],
         "draft_counters": _counters(of_engine(instance, draft=True)) if request["wisp"] else [],
     }
+
+
+def _make_room_for_what_comes_from_the_stage_before(worker: Any) -> None:
+    """What a warm-up does; on CPUs vLLM leaves it out with --enforce-eager, and a later stage then cannot start."""
+    from vllm.distributed import get_pp_group
+
+    runner = getattr(worker, "worker", worker).model_runner
+    if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+        runner.intermediate_tensors = runner.model.make_empty_intermediate_tensors(
+            batch_size=runner.max_num_tokens, dtype=runner.model_config.dtype, device=runner.device
+        )
 
 
 def _exact(position: dict[int, Any]) -> list[list[Any]]:

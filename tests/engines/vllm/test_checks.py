@@ -34,6 +34,7 @@ def config(moe):
 def test_a_sound_configuration_passes(moe):
     make_config(moe, **WISP)
     make_config(moe, **WISP, tensor_parallel_size=2)
+    make_config(moe, **WISP, pipeline_parallel_size=2)
     make_config(moe, **WISP, enable_expert_parallel=True)  # of one rank
 
 
@@ -69,7 +70,6 @@ def test_a_model_without_experts_stops_the_start(checkpoint):
         ({"cpu_offload_gb": 1}, "--cpu-offload-gb moves the tensors that wisp pages; use one of the two"),
         ({"offload_group_size": 2, "offload_num_in_group": 1}, "--offload-group-size moves the tensors"),
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "CPU kernels do not know which experts a rank"),
-        ({"pipeline_parallel_size": 2}, "--pipeline-parallel-size above 1 does not work with paging yet"),
         ({"data_parallel_size": 2}, "--data-parallel-size above 1 .* start one engine for each replica instead"),
         ({"enable_lora": True}, "--enable-lora does not work with paging yet"),
         (

@@ -6,18 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from workload import BLOCK, EAGER, POLICIES, SLOTS, make_phases, make_request
+from workload import BLOCK, EAGER, POLICIES, SLOTS, assert_identical, make_phases, make_request
 
 pytestmark = pytest.mark.engine
-
-
-def assert_identical(paged: dict[str, Any], stock: dict[str, Any]) -> None:
-    """Also that the paged engine did page, and that both did the same work in the same order."""
-    assert "error" not in paged, paged["error"]
-    assert paged["counters"], "nothing was paged"
-    assert not stock["counters"]
-    assert paged["schedule"] == stock["schedule"]
-    assert paged["phases"] == stock["phases"]
 
 
 @pytest.mark.parametrize("slots", SLOTS)

@@ -104,7 +104,6 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         "--enable-eplb": parallel.enable_eplb,
         "--enable-elastic-ep": parallel.enable_elastic_ep,
         "--enable-dbo": parallel.enable_dbo,
-        "--pipeline-parallel-size above 1": parallel.pipeline_parallel_size > 1,
         "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
         "--enable-lora": vllm_config.lora_config is not None,
         "--enable-sleep-mode": model.enable_sleep_mode,
