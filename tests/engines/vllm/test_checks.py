@@ -56,6 +56,13 @@ def test_wrong_settings_stop_the_start(moe, settings, message):
         make_config(moe, additional_config={"wisp": settings})
 
 
+def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):
+    with pytest.raises(
+        UnsupportedError, match=r"gpu_memory is divided by plans for ranks that are alike.* set expert_"
+    ):
+        make_config(moe, additional_config={"wisp": {"gpu_memory": "1GiB"}}, pipeline_parallel_size=2)
+
+
 def test_a_model_without_experts_stops_the_start(checkpoint):
     dense = checkpoint("dense")
     make_config(dense)
