@@ -43,7 +43,8 @@ def verify(
     from wisp.engines.vllm.settings import WispSettings
     from wisp.engines.vllm.verify.compare import engine_flags
 
-    common = {"policy": policy, "decide": decide, "break_expert": break_}
+    # what no run has shown yet is what this is for
+    common = {"policy": policy, "decide": decide, "break_expert": break_, "unshown_formats": True}
     settings = [WispSettings.parse({"expert_slots": count, **common}) for count in _slot_counts(slots)]
     flags = engine_flags(context.args)
     if clients and (break_ or layerwise or prompts):

@@ -1,5 +1,7 @@
 """What cannot be paged stops before anything is loaded, by name and with the remedy."""
 
+import contextlib
+
 import pytest
 import torch
 
@@ -7,7 +9,7 @@ vllm = pytest.importorskip("vllm")
 
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 
-from wisp.engines.vllm import checks, kernels  # noqa: E402
+from wisp.engines.vllm import checks, formats, kernels  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError, UnsupportedError  # noqa: E402
 
@@ -102,7 +104,7 @@ def test_a_feature_that_cannot_be_paged_stops_the_start(moe, args, message):
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size above 1 does not"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo does not work"),
         ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode does not work"),
-        ("model_config", "quantization", "gptq_marlin", "gptq_marlin experts cannot be paged yet; serve a bf16"),
+        ("model_config", "quantization", "torchao", "torchao experts cannot be paged yet; serve a bf16"),
         ("model_config", "dtype", torch.float32, "float32 experts cannot be paged"),
     ],
 )
@@ -127,20 +129,48 @@ def test_another_version_is_refused_with_the_range(config, monkeypatch, version)
         checks.check_engine(config, WispSettings(5))
 
 
-@pytest.mark.parametrize("name", ["FlashInferExperts", "DeepGemmExperts", "BatchedTritonExperts", "none"])
-def test_a_kernel_that_is_not_known_to_honour_the_map_is_refused(name):
-    experts_class = None if name == "none" else type(name, (), {})
-    with pytest.raises(UnsupportedError, match=f"the MoE kernel {name} .*add --moe-backend triton"):
-        kernels.kernel_kind(experts_class)
+def make_method(name, kernel):
+    """As far as `format_of` looks at one."""
+    experts_class = None if kernel == "none" else type(kernel, (), {})
+    return type(name, (), {"experts_cls": experts_class})()
 
 
-def test_the_kernels_that_are_fed_exist_in_this_version():
-    from vllm.model_executor.layers.fused_moe.experts import cpu_moe, triton_moe
+@pytest.mark.parametrize("kernel", ["FlashInferExperts", "DeepGemmExperts", "BatchedTritonExperts", "none"])
+def test_a_kernel_that_is_not_known_to_compute_from_slots_is_refused(kernel):
+    with pytest.raises(UnsupportedError, match=f"the MoE kernel {kernel} .* for bf16 .*--moe-backend triton"):
+        formats.format_of(make_method("UnquantizedFusedMoEMethod", kernel))
+    with pytest.raises(UnsupportedError, match=r"for MXFP4 of gpt-oss experts .*add --moe-backend marlin "):
+        formats.format_of(make_method("GptOssMxfp4MoEMethod", "OAITritonExperts"), unshown=True)
+    with pytest.raises(UnsupportedError, match=r"for FP8 experts .*add --moe-backend marlin or triton"):
+        formats.format_of(make_method("Fp8MoEMethod", kernel), unshown=True)
 
-    for name in kernels.CPU_EXPERTS:
-        assert kernels.kernel_kind(getattr(cpu_moe, name)) is kernels.SlotIdKernel
-    for name in kernels.MAPPED_EXPERTS:
-        assert kernels.kernel_kind(getattr(triton_moe, name)) is kernels.ExpertMapKernel
+
+def test_a_format_that_is_not_known_is_refused():
+    with pytest.raises(UnsupportedError, match="experts of Fp8PerTensorOnlineMoEMethod cannot be paged yet"):
+        formats.format_of(make_method("Fp8PerTensorOnlineMoEMethod", "TritonExperts"), unshown=True)
+
+
+@pytest.mark.parametrize("name", [name for name, each in formats.FORMATS.items() if not each.shown])
+def test_a_format_that_no_run_has_shown_has_to_be_asked_for(name):
+    for kernel in formats.FORMATS[name].kernels:
+        assert formats.format_of(make_method(name, kernel), unshown=True) is formats.FORMATS[name]
+        with pytest.raises(UnsupportedError, match=r"no run on a GPU has shown .* set unshown_formats to true"):
+            formats.format_of(make_method(name, kernel))
+
+
+def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():
+    import importlib
+    import pkgutil
+
+    from vllm.model_executor.layers import fused_moe, quantization
+
+    found = set()
+    for package in (quantization, fused_moe):
+        for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+            with contextlib.suppress(Exception):  # what needs a library or a device that is not here
+                found |= set(vars(importlib.import_module(module.name)))
+    assert set(formats.FORMATS) <= found
+    assert set(kernels.KINDS) == {kernel for each in formats.FORMATS.values() for kernel in each.kernels} <= found
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from wisp.engines.vllm.formats import QUANTISATIONS
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import ConfigError, UnsupportedError
 
@@ -92,7 +93,7 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         vllm_config.parallel_config,
         vllm_config.offload_config,
     )
-    if model.quantization is not None:
+    if model.quantization is not None and model.quantization not in QUANTISATIONS:
         yield f"{model.quantization} experts cannot be paged yet; serve a bf16 or fp16 checkpoint"
     if model.dtype not in (torch.bfloat16, torch.float16):
         yield f"{model.dtype} experts cannot be paged; add --dtype bfloat16"

@@ -106,9 +106,6 @@ class InGraphKernel:
     experts, by their places among them; what is on other ranks is left out just as the unpaged engine does.
     """
 
-    waves_by_expert = True
-    takes_checkpoint_layout = True
-
     def __init__(
         self, experts: Any, paging: InGraphPaging, layer: int, partial_outputs: PartialOutputs, graph_tokens: int
     ) -> None:

@@ -5,11 +5,13 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from wisp.errors import UnsupportedError, WispError
+from wisp.engines.vllm.formats import CPU, MARLIN, TRITON, WNA16
+from wisp.errors import WispError
 from wisp.pager.pager import ExpertPager
 from wisp.pager.waves import group_tokens
 
@@ -18,11 +20,6 @@ Apply = Callable[..., Any]
 
 class PagedKernel(Protocol):
     """The engine's kernel, fed from slots."""
-
-    waves_by_expert: bool
-    """Whether a token's choices may be computed in different waves, so that fewer slots than top-k suffice."""
-    takes_checkpoint_layout: bool
-    """Whether it computes from weights as they were loaded, without repacking."""
 
     def run(self, **arguments: Any) -> None:
         """Compute the layer's output into `arguments["output"]`, which is [tokens, hidden]."""
@@ -35,9 +32,6 @@ class ExpertMapKernel:
     Each wave computes the rows of its own experts. They are kept until all waves are done and then reduced once,
     by the engine's own reduction in the unpaged order, so that the bits do not depend on the waves.
     """
-
-    waves_by_expert = True
-    takes_checkpoint_layout = True
 
     def __init__(self, experts: Any, pager: ExpertPager, partial_outputs: "PartialOutputs") -> None:
         self._experts, self._pager, self._partial_outputs = experts, pager, partial_outputs
@@ -90,9 +84,6 @@ class SlotIdKernel:
     The ids of experts are replaced by the ids of their slots. A step that is wider than the slots runs in
     groups of whole tokens; the kernel treats rows independently, so that the bits stay the same.
     """
-
-    waves_by_expert = False
-    takes_checkpoint_layout = False
 
     def __init__(self, experts: Any, pager: ExpertPager) -> None:
         self._pager = pager
@@ -198,21 +189,31 @@ def distinct_experts(topk_ids: torch.Tensor) -> list[int]:
     return experts
 
 
-CPU_EXPERTS = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnquantizedExperts")
-MAPPED_EXPERTS = ("TritonExperts",)
+@dataclass(frozen=True)
+class KernelKind:
+    """What has to be known of a kernel to feed it."""
+
+    below_top_k: bool
+    """Whether fewer slots than a token needs experts suffice."""
+    takes_expert_map: bool
+    """Whether it looks weights up through `expert_map`, so that the host can decide for it."""
+    takes_strides: bool
+    """Whether experts may be any stride apart; otherwise each tensor is contiguous."""
 
 
-KernelKind = type[ExpertMapKernel] | type[SlotIdKernel]
+CPU_KIND = KernelKind(below_top_k=False, takes_expert_map=False, takes_strides=False)
+TRITON_KIND = KernelKind(below_top_k=True, takes_expert_map=True, takes_strides=True)
+MARLIN_KIND = KernelKind(below_top_k=True, takes_expert_map=False, takes_strides=False)
+
+KINDS = {TRITON: TRITON_KIND, WNA16: TRITON_KIND, MARLIN: MARLIN_KIND, **dict.fromkeys(CPU, CPU_KIND)}
+"""By the name of vLLM's class of experts."""
 
 
-def kernel_kind(experts_class: type | None) -> KernelKind:
-    """Which of the two ways this experts class is fed; `UnsupportedError` for one that cannot be."""
-    name = experts_class.__name__ if experts_class is not None else "none"
-    if name in MAPPED_EXPERTS:
-        return ExpertMapKernel
-    if name in CPU_EXPERTS:
-        return SlotIdKernel
-    raise UnsupportedError(
-        f"the MoE kernel {name} that vLLM chose is not known to honour expert_map, so its experts cannot be paged; "
-        f"add --moe-backend triton (on a GPU)"
+def scales_steps(experts: Any) -> bool:
+    """Whether the kernel scales the activations of a step together, so that no part of it can be computed alone."""
+    return (
+        experts.quant_dtype is not None
+        and experts.block_shape is None
+        and not experts.per_act_token_quant
+        and experts.a2_scale is None
     )

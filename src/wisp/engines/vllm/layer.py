@@ -1,11 +1,12 @@
 """vLLM's layer of routed experts, with some of them in slots and all of them in host memory.
 
-The life of a layer: `__init__` creates its tensors in a backing store, vLLM loads the checkpoint into them,
-`_page` swaps them for slots, and from then on the engine's kernel is fed by a pager.
+The life of a layer: `__init__` creates its tensors in host memory, vLLM loads the checkpoint into them,
+`_finish` has vLLM give them the layout of its kernel and takes them into a backing store, `page` puts slots in their
+place once all layers of the model are there, and from then on the engine's kernel is fed by a pager.
 """
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -18,16 +19,15 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from wisp.engines.vllm import failure
 from wisp.engines.vllm.checks import check_engine
-from wisp.engines.vllm.kernels import kernel_kind
+from wisp.engines.vllm.expert_tensors import ExpertTensors, expert_parameters
+from wisp.engines.vllm.formats import format_of
+from wisp.engines.vllm.kernels import KINDS
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.device import DevicePager
 from wisp.pager.pager import ExpertPager
 from wisp.pager.store import HostStore
-
-NOT_PAGED = ("e_score_correction_bias", "w13_input_scale", "w2_input_scale", "hash_indices_table")
-"""Parameters that vLLM keeps on this layer and that do not belong to one expert."""
 
 
 class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not typed
@@ -48,15 +48,22 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._worker = WorkerPaging.for_new_layer(vllm_config, settings, self.local_num_experts)
         self._settings = self._worker.settings
         self._check_method(self._settings)
-        self._store = self._make_store()
-        self._place = self._worker.add_layer(self.layer_name, self._store, torch.device(self.moe_config.device))
-        self._is_paged = False
-        self._page_after_loading()
+        self._check_room()
+        self._store = self._make_store() if self._is_plain else None
+        self._place = self._worker.add_layer(self.layer_name)
+        self._is_finished = False
+        self._finish_after_loading()
 
     @property
     def store(self) -> HostStore:
-        """All of the layer's experts, in host memory."""
+        """All of the layer's experts, in host memory; there once the weights are loaded."""
+        assert self._store is not None, "weights are loaded before anything is computed"
         return self._store
+
+    @property
+    def expert_tensors(self) -> ExpertTensors:
+        """Where the engine finds the experts; there once the weights are loaded."""
+        return self._tensors
 
     @property
     def pager(self) -> ExpertPager:
@@ -98,35 +105,33 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     def _check_method(self, settings: WispSettings) -> None:
         """Refuse a method or kernel that cannot be paged, before anything is loaded."""
         method = self.quant_method
-        if type(method) is not UnquantizedFusedMoEMethod:
-            raise UnsupportedError(
-                f"{self.layer_name} uses {type(method).__name__}, whose experts cannot be paged yet; "
-                f"serve a bf16 or fp16 checkpoint"
-            )
-        self._kind = kernel_kind(method.experts_cls)
+        known = format_of(method, unshown=settings.unshown_formats)
+        self._kind = KINDS[method.experts_cls.__name__]
+        self._is_plain = type(method) is UnquantizedFusedMoEMethod
         ranks = self.moe_config.moe_parallel_config.ep_size
-        waves_by_expert = self._kind.waves_by_expert
-        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=waves_by_expert, ranks=ranks)
+        if ranks > 1 and not self._is_plain:
+            raise UnsupportedError(
+                f"{known.words} experts were not tried with expert parallelism; leave --enable-expert-parallel out"
+            )
+        below_top_k = self._kind.below_top_k
+        settings.check_model(self.local_num_experts, self.top_k, waves_by_expert=below_top_k, ranks=ranks)
 
-    def _expert_parameters(self) -> dict[str, nn.Parameter]:
-        """The tensors that make up the experts: [experts, ...] each."""
-        return {
-            name: parameter
-            for name, parameter in self.named_parameters(recurse=False)
-            if name not in NOT_PAGED and parameter.ndim > 0 and parameter.shape[0] == self.local_num_experts
-        }
+    def _check_room(self) -> None:
+        """Check what the experts, and the slots that are on the host too, take of its memory."""
+        parameters = expert_parameters(self, self.local_num_experts).values()
+        if any(parameter.device.type != "cpu" for parameter in parameters):
+            raise UnsupportedError(
+                f"{self.layer_name} is quantised while it is loaded, which bypasses host memory; serve a checkpoint "
+                f"that is quantised already"
+            )
+        on_host = torch.device(self.moe_config.device).type == "cpu"
+        copies = self.local_num_experts + on_host * self._worker.slots
+        self._worker.check_room(sum(parameter[0].nbytes for parameter in parameters) * copies)
 
     def _make_store(self) -> HostStore:
         """Move the still empty parameters into a backing store, so that loading writes there."""
-        parameters = self._expert_parameters()
-        expert_bytes = sum(parameter[0].nbytes for parameter in parameters.values())
-        on_host = torch.device(self.moe_config.device).type == "cpu"  # the slots too
-        self._worker.check_room(expert_bytes * (self.local_num_experts + on_host * self._worker.slots))
-        store = HostStore(
-            {name: parameter.data for name, parameter in parameters.items()},
-            page_lock=self._settings.page_lock,
-            device=self.moe_config.device,
-        )
+        parameters = expert_parameters(self, self.local_num_experts)
+        store = self._empty_store({name: parameter.data for name, parameter in parameters.items()})
         for name, parameter in parameters.items():
             # biases start at zero and stay so where the checkpoint has none
             if parameter.ndim == 2:
@@ -134,70 +139,81 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             parameter.data = store.tensors[name]
         return store
 
-    def _page_after_loading(self) -> None:
-        """Have vLLM finish the loaded weights where they are, in host memory, and page the layer then."""
+    def _empty_store(self, like: dict[str, torch.Tensor]) -> HostStore:
+        store = HostStore(like, page_lock=self._settings.page_lock, device=self.moe_config.device)
+        self._worker.check_store(self.layer_name, store, torch.device(self.moe_config.device))
+        return store
+
+    def _finish_after_loading(self) -> None:
+        """Have vLLM finish the loaded weights, and take them over then."""
         method = self.quant_method
         finish_loading = method.process_weights_after_loading
 
         def process_weights_after_loading(_method: Any, layer: Any) -> None:
-            if self._is_paged:
+            if self._is_finished:
                 raise UnsupportedError("weights cannot be reloaded into a paged engine yet; start a new one instead")
-            with layer._stand_ins() if self._kind.takes_checkpoint_layout else nullcontext():
-                finish_loading(layer)
-            layer._page()
+            layer._finish(finish_loading)
 
         method.process_weights_after_loading = types.MethodType(process_weights_after_loading, method)
         method.requires_device_loading = False
 
+    @failure.handed_over()
+    def _finish(self, finish_loading: Callable[[nn.Module], None]) -> None:
+        """Let the method lay out the experts for its kernel, and bring them into the backing store.
+
+        Unquantised experts stay where they are. Others visit the device, as in stock vLLM, one layer at a time.
+        """
+        if not self._is_plain:
+            for parameter in self.parameters(recurse=False):
+                parameter.data = parameter.data.to(self.moe_config.device)
+        with self._stand_ins() if self._is_plain and self._kind.takes_strides else nullcontext():
+            finish_loading(self)
+        self._tensors = ExpertTensors(self, self.quant_method, self.local_num_experts)
+        self._take_over()
+        self._is_finished = True
+        self._worker.finish(self)
+
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
         """Within, the parameters are of one expert: vLLM sets up its kernel without copying what it need not."""
-        for parameter in self._expert_parameters().values():
+        for parameter in expert_parameters(self, self.local_num_experts).values():
             parameter.data = torch.empty_like(parameter.data[:1])
         yield
-        for name, tensor in self._store.tensors.items():
+        for name, tensor in self.store.tensors.items():
             getattr(self, name).data = tensor
 
-    def _take_repacked(self) -> None:
-        """Bring into the store what the engine has repacked; in a new one, where it has padded the experts."""
-        parameters = {name: parameter.data for name, parameter in self._expert_parameters().items()}
-        if any(tensor.shape != self._store.tensors[name].shape for name, tensor in parameters.items()):
-            self._store = HostStore(parameters, page_lock=self._settings.page_lock, device=self.moe_config.device)
-            self._worker.stores[self._place] = self._store
-        for name, tensor in parameters.items():
-            if tensor.data_ptr() != self._store.tensors[name].data_ptr():
-                self._store.tensors[name].copy_(tensor)
-
-    @failure.handed_over()
-    def _page(self) -> None:
-        """Replace the parameters by slots and the kernel's `apply` by ours."""
-        self._take_repacked()
-        for name in self._store.tensors:
-            delattr(self, name)
-        self.take_slots()
-        self._is_paged = True
+    def _take_over(self) -> None:
+        """Bring into the store what the method has laid out; in a new one where it is not the one that was loaded."""
+        tensors = self._tensors.tensors
+        if self._store is None or {name: each.shape for name, each in tensors.items()} != {
+            name: each.shape for name, each in self._store.tensors.items()
+        }:
+            self._store = self._empty_store(tensors)
+        _fill(self._store, tensors)
+        self._tensors.release()
 
     def take_slots(self) -> None:
         """Compute from the worker's slots from now on."""
         experts = self.quant_method.moe_kernel.fused_experts
         paged = self._worker.page(self._place, self._kind, experts, self)
-        for name, slots in paged.slots.items():
-            self.register_buffer(name, slots, persistent=False)
-        config = self.quant_method.moe_quant_config
-        for captured, name in ((config._w1, "w13_bias"), (config._w2, "w2_bias")):
-            if captured.bias is not None:  # taken from the layer before the slots were there
-                captured.bias = paged.slots[name]
+        self._tensors.bind(paged.slots)
         experts.apply = paged.kernel.run  # shadows the method on this instance
 
     def leave_slots(self) -> None:
         """Hold on to no slot, so that they can be made anew; `take_slots` has to follow."""
         del self.quant_method.moe_kernel.fused_experts.apply
-        config = self.quant_method.moe_quant_config
-        for captured in (config._w1, config._w2):
-            if captured.bias is not None:
-                captured.bias = captured.bias.new_empty(0)  # not None: that there is one is known by it
-        for name in self._store.tensors:
-            delattr(self, name)
+        self._tensors.release()
+
+
+def _fill(store: HostStore, tensors: dict[str, torch.Tensor]) -> None:
+    """Copy the experts into the store; from a device in one piece, which is laid out there."""
+    device = next(iter(tensors.values())).device
+    rows = store.rows if device.type == "cpu" else torch.zeros_like(store.rows, device=device)
+    for name, place in store.layout.views(rows).items():
+        if place.data_ptr() != tensors[name].data_ptr():
+            place.copy_(tensors[name])
+    if rows is not store.rows:
+        store.rows.copy_(rows)
 
 
 @torch.library.custom_op("wisp::paged_experts", mutates_args=())

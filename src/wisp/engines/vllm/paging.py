@@ -18,9 +18,18 @@ import torch
 from wisp.engines.vllm import counter_files, memory_claims
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
-from wisp.engines.vllm.kernels import ExpertMapKernel, KernelKind, PagedKernel, PartialOutputs, SlotIdKernel
+from wisp.engines.vllm.kernels import (
+    MARLIN_KIND,
+    ExpertMapKernel,
+    KernelKind,
+    PagedKernel,
+    PartialOutputs,
+    SlotIdKernel,
+    scales_steps,
+)
 from wisp.engines.vllm.memory_claims import MemoryClaims
 from wisp.engines.vllm.patches import available_memory, warm_up
+from wisp.engines.vllm.planar import PlanarKernel
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.start_plan import kv_bytes_at_start
 from wisp.errors import HostMemoryError, UnsupportedError
@@ -63,7 +72,12 @@ class WorkerPaging:
     vllm_config: "VllmConfig"
     claims: MemoryClaims
     layers: list[str] = field(default_factory=list)
+    planned_bytes: int = 0
+    """Of host memory that the layers made so far take."""
+    loaded: list[Any] = field(default_factory=list)
+    """Layers whose stores are full, while others are still to come."""
     stores: list[HostStore] = field(default_factory=list)
+    """Of all layers, once they are loaded."""
     counters: Counters | None = None
     partial_outputs: PartialOutputs | None = None
     pagers: dict[int, ExpertPager] = field(default_factory=dict)
@@ -123,8 +137,9 @@ class WorkerPaging:
         All MoE layers are taken to be alike, so that the first one already stands for all of this worker's.
         """
         model = self.vllm_config.model_config
-        layers = 1 if self.stores or self.is_draft else _moe_layers(model, self.vllm_config.parallel_config)
-        need = sum(store.nbytes for store in self.stores) + layer_bytes * layers
+        layers = 1 if self.layers or self.is_draft else _moe_layers(model, self.vllm_config.parallel_config)
+        need = self.planned_bytes + layer_bytes * layers
+        self.planned_bytes += layer_bytes
         self.claims.claim(need, self._free_memory, f"the backing store of {model.model}")
 
     def _free_memory(self) -> HostMemory:
@@ -133,35 +148,62 @@ class WorkerPaging:
             return HostMemory.read()
         return HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
 
-    def add_layer(self, name: str, store: HostStore, device: torch.device) -> int:
+    def add_layer(self, name: str) -> int:
         """Take up one more layer, before it is loaded; returns its place among them."""
+        self.layers.append(name)
+        return len(self.layers) - 1
+
+    def check_store(self, name: str, store: HostStore, device: torch.device) -> None:
+        """Raise `HostMemoryError` for a store that a graph cannot read."""
         if self.settings.decides_on_device(device.type) and not store.page_locked:
             raise HostMemoryError(
                 f"the experts of {name} could not be page-locked, and a CUDA graph can read only page-locked memory "
                 f"of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add "
                 f"--enforce-eager"
             )
-        self.layers.append(name)
-        self.stores.append(store)
-        return len(self.layers) - 1
+
+    def finish(self, layer: Any) -> None:
+        """Take a layer whose store is full. The last one has all of them paged, in the order in which they were made.
+
+        All stores have to be there: a kernel that reads them over the link finds them by their distance.
+        """
+        self.loaded.append(layer)
+        if len(self.loaded) < len(self.layers):
+            return
+        layers, self.loaded = self.loaded, []
+        self.stores = [each.store for each in layers]
+        for each in layers:
+            each.take_slots()
 
     def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
-        """Give a loaded layer its slots; all layers of the model are there when the first is paged."""
+        """Give a loaded layer its slots."""
         device = torch.device(layer.moe_config.device)
         counters = self._counters_for(place, experts, layer.moe_config)
         if place == len(self.modules):
             row = counters.add_layer(self.layers[place], page_locked=self.stores[place].page_locked)
             assert row == place, "layers are paged in the order in which they were made"
             self.modules.append(weakref.ref(layer))
-        if kind is ExpertMapKernel and self.settings.decides_on_device(device.type):
-            return self._page_in_graph(place, experts, layer, device)
+        if self.settings.decides_on_device(device.type):
+            return self._page_in_graph(place, kind, experts, layer, device)
+        self._check_on_host(kind, experts)
         store = self.stores[place]
         pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
         residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
         pager = self.pagers[place] = ExpertPager(residents, store, pool, counters, layer=place)
-        if kind is ExpertMapKernel:
+        if kind.takes_expert_map:
             return PagedLayer(ExpertMapKernel(experts, pager, self._partial_outputs_for(layer, device)), pool.tensors)
         return PagedLayer(SlotIdKernel(experts, pager), pool.tensors)
+
+    def _check_on_host(self, kind: KernelKind, experts: Any) -> None:
+        name = type(experts).__name__
+        remedy = "set decide to auto and policy to lru, or add --moe-backend triton"
+        if kind is MARLIN_KIND:
+            raise UnsupportedError(f"the MoE kernel {name} is fed where the device decides only; {remedy}")
+        if scales_steps(experts):
+            raise UnsupportedError(
+                f"{name} scales the activations of a step together, so that a step wider than the slots cannot be "
+                f"computed in waves; set decide to auto and policy to lru"
+            )
 
     def make_slots(self, slots: int) -> None:
         """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
@@ -212,15 +254,27 @@ class WorkerPaging:
         if self.draft is not None:
             self.draft.publish(exactly=exactly)
 
-    def _page_in_graph(self, place: int, experts: Any, layer: Any, device: torch.device) -> PagedLayer:
+    def _page_in_graph(
+        self, place: int, kind: KernelKind, experts: Any, layer: Any, device: torch.device
+    ) -> PagedLayer:
         if self.in_graph is None:
             self._check_in_graph()
-            broken = self.settings.break_expert
-            most_slots = self.stores[0].num_experts  # addresses are free, memory is taken as slots are asked for
-            self.in_graph = InGraphPaging(self.stores, self.slots, device, most_slots=most_slots, broken=broken)
+            torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
+            # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
+            planar = not kind.takes_strides or any(tensor.ndim == 1 for tensor in self.stores[place].tensors.values())
+            self.in_graph = InGraphPaging(
+                self.stores,
+                self.slots,
+                device,
+                planar=planar or scales_steps(experts),
+                most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
+                broken=self.settings.break_expert,
+            )
             if self.publisher is None:
                 self.publisher = Publisher(self)
                 self.publisher.start()
+        if self.in_graph.arena.planar:
+            return PagedLayer(PlanarKernel(experts, self.in_graph, place), self.in_graph.arena.tensors)
         partial_outputs = self._partial_outputs_for(layer, device)
         kernel = InGraphKernel(experts, self.in_graph, place, partial_outputs, self._graph_tokens())
         return PagedLayer(kernel, self.in_graph.arena.tensors)

@@ -45,6 +45,8 @@ class WispSettings:
     """Let clients of the server record its routing and its references to KV blocks: `wisp record URL`."""
     measure: bool = False
     """Let the server meter how deep its references to experts and KV blocks reach: `wisp stats URL --curves`."""
+    unshown_formats: bool = False
+    """Page formats too that no run on a GPU has shown to be identical to unpaged yet; see formats.py."""
     break_expert: bool = False
     """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
 
@@ -63,7 +65,7 @@ class WispSettings:
             raise ConfigError(
                 f"on the device only lru is decided; set decide to host for {self.policy}, or policy to lru"
             )
-        for name in ("recordable", "measure", "break_expert"):
+        for name in ("recordable", "measure", "unshown_formats", "break_expert"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be true or false, not {getattr(self, name)!r}")
         if self.page_lock not in PAGE_LOCK_CHOICES:

@@ -1,4 +1,4 @@
-"""`triton_moe.invoke_fused_moe_triton_kernel`: wait before the second of an expert's two matrix products.
+"""`triton_moe.invoke_fused_moe_triton_kernel`, and `..._wna16_...` for int4: wait before an expert's second product.
 
 Why: the weights of the second product are still on their way while the first is computed (`pager/tails.py`), and
 nothing between the two calls is ours in every format: FP8 fuses the activation with the quantisation.
@@ -14,6 +14,7 @@ from typing import Any
 from wisp.errors import WispError
 
 PRODUCTS = 2
+INVOCATIONS = ("invoke_fused_moe_triton_kernel", "invoke_fused_moe_wna16_triton_kernel")
 
 
 @contextmanager
@@ -25,21 +26,26 @@ def before_second_product(wait: Callable[[], None]) -> Iterator[None]:
     """
     from vllm.model_executor.layers.fused_moe.experts import triton_moe
 
-    original = triton_moe.invoke_fused_moe_triton_kernel
+    originals = {name: getattr(triton_moe, name) for name in INVOCATIONS}
     products = 0
 
-    def invoke(*args: Any, **kwargs: Any) -> Any:
-        nonlocal products
-        products += 1
-        if products == PRODUCTS:
-            wait()
-        return original(*args, **kwargs)
+    def waiting(original: Callable[..., Any]) -> Callable[..., Any]:
+        def invoke(*args: Any, **kwargs: Any) -> Any:
+            nonlocal products
+            products += 1
+            if products == PRODUCTS:
+                wait()
+            return original(*args, **kwargs)
 
-    triton_moe.invoke_fused_moe_triton_kernel = invoke
+        return invoke
+
+    for name, original in originals.items():
+        setattr(triton_moe, name, waiting(original))
     try:
         yield
     finally:
-        triton_moe.invoke_fused_moe_triton_kernel = original
+        for name, original in originals.items():
+            setattr(triton_moe, name, original)
     if products != PRODUCTS:
         raise WispError(
             f"vLLM's MoE kernel computed {products} products where wisp knows {PRODUCTS}, so it may have read weights "

@@ -86,10 +86,11 @@ def run_arm(
     *,
     layerwise: bool = False,
     variables: Mapping[str, str] | None = None,
+    limit_seconds: float | None = None,
 ) -> ArmResult:
     """Run one engine in a process of its own and return its report; `VerifyError` says why it did not finish.
 
-    `variables` are added to the process's environment.
+    `variables` are added to the process's environment; one that is not done after `limit_seconds` is ended.
     """
     with tempfile.TemporaryDirectory(prefix="wisp-verify-") as folder:
         home = Path(folder)
@@ -100,14 +101,21 @@ def run_arm(
         (home / "request.json").write_text(json.dumps(asdict(request)))
         log = home / "log"
         with log.open("w") as output:
+            ended: int | str
             command = [sys.executable, "-m", "wisp.engines.vllm.verify.arm", str(home / "request.json")]
-            ended = subprocess.run(
-                command, stdout=output, stderr=subprocess.STDOUT, env=environment(**(variables or {})), check=False
-            )
+            try:
+                ended = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=environment(**(variables or {})),
+                    check=False,
+                    timeout=limit_seconds,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                ended = f"-9, as it was not done after {limit_seconds:.0f} s,"
         result = home / "result.json"
         if not result.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise VerifyError(
-                f"the engine ended with code {ended.returncode} before it had answered; its last words:\n{tail}"
-            )
+            raise VerifyError(f"the engine ended with code {ended} before it had answered; its last words:\n{tail}")
         return ArmResult.load(result)

@@ -66,13 +66,13 @@ def _all_experts_on_device(layer: PagedRoutedExperts) -> Iterator[None]:
     """Within, the layer is what it would be without paging."""
     experts = layer.quant_method.moe_kernel.fused_experts
     paged_apply = experts.__dict__.pop("apply")
-    slots = {name: layer._buffers[name] for name in layer.store.tensors}
-    for name, master in layer.store.tensors.items():
-        layer._buffers[name] = master.to(slots[name].device).contiguous()
+    slots = layer.expert_tensors.tensors
+    device = layer.moe_config.device
+    layer.expert_tensors.bind({name: master.to(device).contiguous() for name, master in layer.store.tensors.items()})
     try:
         yield
     finally:
-        layer._buffers.update(slots)
+        layer.expert_tensors.bind(slots)
         experts.apply = paged_apply
 
 

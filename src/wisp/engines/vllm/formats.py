@@ -1,0 +1,83 @@
+"""Which formats of experts are paged, and by which of vLLM's kernels."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from wisp.errors import UnsupportedError
+
+
+@dataclass(frozen=True)
+class ExpertFormat:
+    """One way in which a checkpoint's experts are quantised, or none."""
+
+    words: str
+    kernels: tuple[str, ...]
+    """Names of vLLM's classes of experts that compute it from slots."""
+    shown: bool = False
+    """Whether a run on a GPU has shown it to be identical to the unpaged engine; see benchmarks/formats."""
+
+
+TRITON, WNA16, MARLIN = "TritonExperts", "TritonWNA16Experts", "MarlinExperts"
+CPU = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnquantizedExperts")
+
+FORMATS = {
+    "UnquantizedFusedMoEMethod": ExpertFormat("bf16 or fp16", (TRITON, *CPU), shown=True),
+    "Fp8MoEMethod": ExpertFormat("FP8", (TRITON, MARLIN)),
+    "CompressedTensorsW8A8Fp8MoEMethod": ExpertFormat("compressed-tensors FP8", (TRITON, MARLIN)),
+    "CompressedTensorsWNA16MoEMethod": ExpertFormat("compressed-tensors int4", (MARLIN, WNA16)),
+    "AutoGPTQMoEMethod": ExpertFormat("GPTQ", (MARLIN,)),
+    "AutoAWQMoEMethod": ExpertFormat("AWQ", (MARLIN,)),
+    "GptOssMxfp4MoEMethod": ExpertFormat("MXFP4 of gpt-oss", (MARLIN,)),
+    "Mxfp4MoEMethod": ExpertFormat("MXFP4", (MARLIN,)),
+    "CompressedTensorsW4A4Mxfp4MoEMethod": ExpertFormat("compressed-tensors MXFP4", (MARLIN,)),
+    "CompressedTensorsW4A4Nvfp4MoEMethod": ExpertFormat("compressed-tensors NVFP4", (MARLIN,)),
+    "ModelOptNvFp4FusedMoE": ExpertFormat("ModelOpt NVFP4", (MARLIN,)),
+}
+"""By vLLM's class of quantisation method."""
+
+QUANTISATIONS = (
+    "fp8",
+    "compressed-tensors",
+    "auto_gptq",
+    "gptq",
+    "gptq_marlin",
+    "auto_awq",
+    "awq",
+    "awq_marlin",
+    "mxfp4",
+    "gpt_oss_mxfp4",
+    "modelopt_fp4",
+)
+"""What vLLM calls the schemes that have such methods; not every one of their methods is paged."""
+
+BACKENDS = {TRITON: "triton", WNA16: "triton", MARLIN: "marlin"}
+"""The value of --moe-backend that asks for a kernel."""
+
+
+def format_of(method: Any, *, unshown: bool = False) -> ExpertFormat:
+    """The format of a layer's quantisation method; `unshown` lets pass what no run on a GPU has shown yet.
+
+    Raises:
+        UnsupportedError: the format, or the kernel that vLLM chose for it, is not paged.
+    """
+    name, experts_class = type(method).__name__, getattr(method, "experts_cls", None)
+    known = FORMATS.get(name)
+    if known is None:
+        shown = ", ".join(each.words for each in FORMATS.values() if each.shown)
+        raise UnsupportedError(
+            f"experts of {name} cannot be paged yet; serve a checkpoint whose experts are {shown}, and without "
+            f"quantisation while loading"
+        )
+    kernel = experts_class.__name__ if experts_class is not None else "none"
+    if kernel not in known.kernels:
+        flags = sorted({BACKENDS[each] for each in known.kernels if each in BACKENDS})
+        raise UnsupportedError(
+            f"the MoE kernel {kernel} that vLLM chose for {known.words} experts is not known to compute from slots; "
+            f"add --moe-backend {' or '.join(flags)} (on a GPU)"
+        )
+    if not known.shown and not unshown:
+        raise UnsupportedError(
+            f"no run on a GPU has shown paged {known.words} experts to be identical to unpaged ones yet; serve a bf16 "
+            f"checkpoint, or set unshown_formats to true and check with wisp verify"
+        )
+    return known

@@ -1,0 +1,149 @@
+"""Loads tiny quantised checkpoints through vLLM, paged and unpaged, and compares a layer of the two.
+
+    python run_formats.py FORMAT:BACKEND,... RESULTS.json
+
+The device decides, which here is the CPU. vLLM's Triton kernels run in Triton's interpreter; Marlin has a stand-in.
+"""
+
+import importlib.util
+import json
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+
+import stand_ins  # prepares Triton
+import torch
+from vllm.config import set_current_vllm_config
+from vllm.distributed import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.engine.arg_utils import EngineArgs
+from vllm.forward_context import set_forward_context
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+from vllm.model_executor.model_loader import get_model
+from vllm.v1.worker.workspace import init_workspace_manager
+
+from wisp.engines.vllm.layer import PagedRoutedExperts
+from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm.settings import WispSettings
+from wisp.engines.vllm.verify.layerwise import LayerRecorder
+
+HERE = Path(__file__).parent
+CHECKPOINTS = HERE.parents[2] / "benchmarks" / "formats" / "checkpoints.py"
+STEPS, GRAPH_TOKENS = (1, 5, 1, 9), 6
+"""Tokens a step; the last is wider than what a graph would hold."""
+SLOTS = (3, 16)
+"""Fewer than the four experts that a token needs, and all."""
+
+
+def main(cases: str, results: str) -> None:
+    """Compare what is asked for."""
+    stand_ins.install()
+    WispSettings.decides_on_device = lambda *_: True
+    WispSettings.check_model = lambda *_, **__: None  # what it says of a CPU's kernels does not hold here
+    WorkerPaging.check_store = lambda *_: None  # nothing is page-locked on a CPU, and nothing has to be
+    # on a CPU vLLM would take AWQ for something else
+    AutoAWQConfig.override_quantization_method = classmethod(
+        lambda cls, found, *_, **__: cls.get_name() if found["quant_method"] == "awq" else None
+    )
+    WorkerPaging._graph_tokens = lambda *_: GRAPH_TOKENS
+    init_workspace_manager(torch.device("cpu"))
+    with tempfile.TemporaryDirectory() as folder:
+        init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
+        found = {}
+        for case in cases.split(","):
+            found[case] = compared(case, Path(folder))
+            Path(results).write_text(json.dumps(found))
+
+
+def load(model: Path, backend: str, settings: dict[str, object] | None):
+    """vLLM's model with its weights, and its configuration."""
+    config = EngineArgs(
+        model=str(model),
+        skip_tokenizer_init=True,
+        enforce_eager=True,
+        max_model_len=256,
+        dtype="bfloat16",
+        moe_backend=backend,
+        additional_config={"wisp": settings} if settings else {},
+    ).create_engine_config()
+    config.kernel_config.moe_backend = backend
+    with set_current_vllm_config(config):
+        ensure_model_parallel_initialized(1, 1)
+        loaded = get_model(vllm_config=config)
+    return loaded, config
+
+
+def experts_of(model) -> list[RoutedExperts]:
+    """The layers of routed experts, in order."""
+    return [module for module in model.modules() if isinstance(module, RoutedExperts)]
+
+
+def compared(case: str, folder: Path) -> dict[str, object]:
+    """What `compare` finds, or what it fails with."""
+    start = time.perf_counter()
+    try:
+        found = compare(*case.split(":"), folder)
+    except Exception:
+        found = {"error": traceback.format_exc()}
+    return {**found, "seconds": time.perf_counter() - start}
+
+
+def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
+    """The last layer of two, step by step, at each number of slots."""
+    checkpoints = module_at(CHECKPOINTS)
+    path = folder / name
+    if not path.exists():
+        checkpoints.write(path, name)
+    unpaged, config = load(path, backend, None)
+    stock = experts_of(unpaged)[-1]
+    assert not isinstance(stock, PagedRoutedExperts)
+    found: dict[str, object] = {"kernel": type(stock.quant_method.moe_kernel.fused_experts).__name__, "slots": {}}
+    for slots in SLOTS:
+        paged_model, paged_config = load(path, backend, {"expert_slots": slots, "unshown_formats": True})
+        layers = experts_of(paged_model)
+        assert all(isinstance(layer, PagedRoutedExperts) for layer in layers)
+        recorder = LayerRecorder(layers)
+        random = torch.Generator().manual_seed(1)
+        steps = []
+        for tokens in STEPS:
+            x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(torch.bfloat16)
+            weights = torch.rand(tokens, checkpoints.TOP_K, generator=random)
+            ids = torch.rand(tokens, checkpoints.EXPERTS, generator=random).topk(checkpoints.TOP_K).indices.int()
+            with set_current_vllm_config(config), set_forward_context(None, config):
+                expected = stock.forward_modular(x, weights, ids).clone()
+            with set_current_vllm_config(paged_config), set_forward_context(None, paged_config):
+                outputs = [layer.forward_paged(x, weights, ids).clone() for layer in layers]
+            steps.append(
+                {
+                    "tokens": tokens,
+                    "identical": torch.equal(outputs[-1], expected),
+                    "finite": bool(expected.isfinite().all()),
+                    "layers_differ": not torch.equal(outputs[0], outputs[1]),
+                }
+            )
+        worker = layers[0]._worker
+        worker.publish(exactly=True)
+        with set_current_vllm_config(paged_config), set_forward_context(None, paged_config):
+            layerwise = recorder.compare()
+        found["slots"][slots] = {
+            "planar": worker.in_graph.arena.planar,
+            "steps": steps,
+            "layerwise": [(each.calls, each.identical) for each in layerwise],
+            "faults": worker.in_graph.pagers[-1].totals()["faults"],
+            "tensors": sorted(layers[-1].expert_tensors.tensors),
+        }
+    return found
+
+
+def module_at(path: Path):
+    """A Python file that is in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

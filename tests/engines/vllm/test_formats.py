@@ -1,0 +1,49 @@
+"""Quantised experts are loaded, laid out by vLLM for its kernel, paged, and computed as without paging.
+
+vLLM loads real (tiny) checkpoints. Its Triton kernels run in Triton's interpreter; Marlin, which exists for CUDA alone,
+has a stand-in that mixes every byte of an expert, and so does what it does with blocks.
+"""
+
+import pytest
+
+pytestmark = pytest.mark.engine
+
+PLANAR = {
+    "gptq:marlin": 4,
+    "awq:marlin": 6,
+    "gpt_oss_mxfp4:marlin": 6,
+    "mxfp4:marlin": 4,
+    "ct_nvfp4:marlin": 6,
+    "ct_int4_zeros:marlin": 6,
+    "fp8_block:marlin": 4,
+    "fp8_tensor:triton": 4,
+    "ct_fp8_static:triton": 4,
+}
+"""Format and backend -> how many tensors make up an expert."""
+STRIDED = {"fp8_block:triton": 4, "ct_fp8_channel:triton": 4, "ct_int4:triton": 4, "ct_int4_zeros:triton": 6}
+
+
+@pytest.fixture(scope="module")
+def results(run_script):
+    return run_script("run_formats.py", ",".join([*PLANAR, *STRIDED]))
+
+
+@pytest.mark.parametrize("case", [*PLANAR, *STRIDED])
+def test_every_step_gives_the_bits_of_the_unpaged_layer(results, case):
+    found = results[case]
+    assert "error" not in found, found["error"]
+    for slots, of_slots in found["slots"].items():
+        steps = of_slots["steps"]
+        assert all(step["finite"] and step["layers_differ"] for step in steps), slots
+        assert [step["tokens"] for step in steps if not step["identical"]] == [], slots
+        assert all(calls == identical > 0 for calls, identical in of_slots["layerwise"]), slots
+    assert found["slots"]["3"]["faults"] > found["slots"]["16"]["faults"] == 16
+
+
+@pytest.mark.parametrize("case", [*PLANAR, *STRIDED])
+def test_what_belongs_to_an_expert_is_paged_and_nothing_else(results, case):
+    found = results[case]
+    assert found["kernel"] == ("MarlinExperts" if case.endswith("marlin") else found["kernel"])
+    for of_slots in found["slots"].values():
+        assert of_slots["planar"] == (case in PLANAR)
+        assert len(of_slots["tensors"]) == {**PLANAR, **STRIDED}[case], of_slots["tensors"]
