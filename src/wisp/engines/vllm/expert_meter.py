@@ -1,6 +1,6 @@
 """How deep references to experts reach, counted in a worker while it serves. The core calls the functions here.
 
-Where the device decides, a worker follows its ring in any case (`WorkerPaging.routing`), and is only asked.
+Where the device decides, a worker follows its ring by itself (`WorkerPaging.routing`), and is only asked.
 """
 
 from dataclasses import dataclass

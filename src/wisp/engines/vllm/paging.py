@@ -85,7 +85,7 @@ class WorkerPaging:
     in_graph: InGraphPaging | None = None
     """Where the device decides."""
     routing: RoutingHistogram | None = None
-    """There too, and once the engine is warm: what steps needed. The publisher keeps it up to date."""
+    """There too, if asked to `measure`, and once the engine is warm: what steps needed, kept up by the publisher."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     publisher: "Publisher | None" = None
@@ -328,7 +328,8 @@ class WorkerPaging:
             pager.reset()
         if self.in_graph is not None:
             self.in_graph.state.reset()
-            self.routing = self.in_graph.routing_histogram()
+            # following the ring takes host time of its own
+            self.routing = self.in_graph.routing_histogram() if self.settings.measure else None
         if self.counters is not None:
             self.counters.reset()
         if self.draft is not None:
