@@ -94,7 +94,7 @@ def _engines(model: str, settings: list["WispSettings"], workload: "Workload", f
         table.add_row(
             *_cells(each.expert_slots, verdict, len(paged.steps)),
             f"{verdict.cached_tokens}",
-            f"{hit_ratio(paged.counters):.1%}",
+            f"{hit_ratio(paged.counters):.1%}" if paged.counters["references"] else "-",
             f"{paged.counters['faults']:.0f}",
             _verdict(verdict.identical),
         )

@@ -16,13 +16,16 @@ from wisp.pager.device_view import device_view
 from wisp.pager.store import HostStore
 from wisp.pager.tails import TailCopies
 
-CHUNK = 16
-"""Ids compared with all experts at a time."""
+LEAST_CHUNK, MOST_CHUNK = 16, 64
+"""Ids compared with all experts at a time: all of a step's, as far as registers go."""
 BLOCK_WORDS = 4096
 PROGRAMS = 16
 """Programs that copy: enough for the link, few enough to leave other kernels alone (measured on an H200)."""
 WARPS = 4
 """Of each program that decides or copies."""
+TAIL_TOKENS = 2
+"""From so many tokens on a step waits for tails apart: a branch of a CUDA graph costs about 3 us, as much as the
+computation of one token leaves to hide behind (measured on an H200)."""
 
 
 class DevicePager:
@@ -67,7 +70,7 @@ class DevicePager:
 
     def page_head(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """As `page`, but the tails of loaded rows arrive beside what is launched next, until `wait_for_tails`."""
-        if self._tails is None:
+        if self._tails is None or topk_ids.shape[0] < TAIL_TOKENS:
             return self.page(topk_ids)
         head_words = self._tails.head_bytes // WORD_BYTES
         choice_rows = self._decide(topk_ids, head_words)
@@ -103,7 +106,7 @@ class DevicePager:
             shape.layers,
             self._direct_row,
             self.num_experts,
-            CHUNK=CHUNK,
+            CHUNK=max(LEAST_CHUNK, min(MOST_CHUNK, triton.next_power_of_2(ids.numel()))),
             EXPERTS=self._padded,
             ROW_WORDS=self._store_words.shape[1],
             HEAD_WORDS=head_words,

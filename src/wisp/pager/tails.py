@@ -18,6 +18,7 @@ class TailCopies:
         self.head_bytes = head_bytes
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._waiting: Callable[[], None] | None = None
+        self._under_way = False
 
     def start(self, copy: Callable[[], None]) -> None:
         """Launch `copy` behind what the current stream has been given, and beside what it is given next.
@@ -27,14 +28,17 @@ class TailCopies:
         if self._stream is None:
             self._waiting = copy
             return
+        self._under_way = True
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
             copy()
 
     def wait(self) -> None:
-        """Let the current stream wait for the copies."""
+        """Let the current stream wait for the copies, if there are any."""
         if self._stream is not None:
-            torch.cuda.current_stream().wait_stream(self._stream)
+            if self._under_way:
+                torch.cuda.current_stream().wait_stream(self._stream)
+            self._under_way = False
         elif self._waiting is not None:
             self._waiting()
             self._waiting = None

@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from wisp.engines.vllm import counter_files, memory_claims
+from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import (
@@ -184,6 +185,9 @@ class WorkerPaging:
             assert row == place, "layers are paged in the order in which they were made"
             self.modules.append(weakref.ref(layer))
         if self.settings.decides_on_device(device.type):
+            store = self.stores[place]
+            if self.settings.expert_slots == store.num_experts and not self.settings.break_expert:
+                return PagedLayer(AllResidentKernel(experts), resident_tensors(store, device))
             return self._page_in_graph(place, kind, experts, layer, device)
         self._check_on_host(kind, experts)
         store = self.stores[place]

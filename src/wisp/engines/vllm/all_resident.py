@@ -1,0 +1,32 @@
+"""Slots for every expert: there is nothing to page, and the engine computes as it does without wisp."""
+
+from typing import Any
+
+import torch
+
+from wisp.pager.pool import check_device_room
+from wisp.pager.store import HostStore
+
+
+class AllResidentKernel:
+    """The engine's kernel as it is. Nothing is decided, so nothing is counted either."""
+
+    def __init__(self, experts: Any) -> None:
+        self._apply = experts.apply
+
+    def run(self, **arguments: Any) -> None:
+        """See `PagedKernel`."""
+        self._apply(**arguments)
+
+
+def resident_tensors(store: HostStore, device: torch.device) -> dict[str, torch.Tensor]:
+    """name -> [experts, ...]: all of the store on the device, each tensor contiguous as the engine lays it out.
+
+    Raises:
+        ConfigError: the device has no room for them.
+    """
+    check_device_room(
+        2 * store.nbytes, device, f"all {store.num_experts} experts of one more layer"
+    )  # twice for a while
+    rows = store.rows.to(device)  # in one piece: strided copies are slow
+    return {name: tensor.contiguous() for name, tensor in store.layout.views(rows).items()}
