@@ -39,7 +39,7 @@ def test_slots_shrink_no_further_than_a_graph_s_overflow_has_rows():
 
 
 def test_a_worker_counts_what_was_needed_after_its_warm_up():
-    worker = WorkerPaging(WispSettings(4), None, None)
+    worker = WorkerPaging(WispSettings(4, measure=True), None, None)
     worker.in_graph = make(4)
     state = worker.in_graph.state
     state.fields[:, 0] = 7  # the warm-up's steps
@@ -54,7 +54,7 @@ def test_a_worker_counts_what_was_needed_after_its_warm_up():
 
 
 def test_a_publisher_follows_a_warm_worker_and_stops():
-    worker = WorkerPaging(WispSettings(4), None, None)
+    worker = WorkerPaging(WispSettings(4, measure=True), None, None)
     worker.in_graph = make(4)
     publisher = Publisher(worker)
     publisher.start()
