@@ -35,7 +35,7 @@ def main(results: str) -> None:
         for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
             chosen = random.sample(range(EXPERTS), TOP_K)
             plan = resident.plan(chosen, direct=True)
-            pager.page_head(torch.tensor([chosen], dtype=torch.int32))
+            pager.page_head(torch.tensor(chosen, dtype=torch.int32).view(2, -1))  # of one token none is apart
             report["tables"] += layers.state.slot_of[layer].tolist() != resident.slot_table().tolist()
             loaded = {e: layers.arena.shape.slot_row(layer, s) for wave in plan.waves for e, s in wave.loads}
             report["loads"] += len(loaded)
