@@ -35,6 +35,8 @@ STEPS, GRAPH_TOKENS = (1, 5, 1, 9), 6
 """Tokens a step; the last is wider than what a graph would hold."""
 SLOTS = (3, 16)
 """Fewer than the four experts that a token needs, and all."""
+INTERPRETED_STEPS, INTERPRETED_SLOTS = (1, 9), (3,)
+"""The same for Triton's kernels, which take seconds a step in the interpreter."""
 
 
 def main(cases: str, results: str) -> None:
@@ -100,14 +102,15 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
     stock = experts_of(unpaged)[-1]
     assert not isinstance(stock, PagedRoutedExperts)
     found: dict[str, object] = {"kernel": type(stock.quant_method.moe_kernel.fused_experts).__name__, "slots": {}}
-    for slots in SLOTS:
+    interpreted = backend == "triton"
+    for slots in INTERPRETED_SLOTS if interpreted else SLOTS:
         paged_model, paged_config = load(path, backend, {"expert_slots": slots, "unshown_formats": True})
         layers = experts_of(paged_model)
         assert all(isinstance(layer, PagedRoutedExperts) for layer in layers)
         recorder = LayerRecorder(layers)
         random = torch.Generator().manual_seed(1)
         steps = []
-        for tokens in STEPS:
+        for tokens in INTERPRETED_STEPS if interpreted else STEPS:
             x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(torch.bfloat16)
             weights = torch.rand(tokens, checkpoints.TOP_K, generator=random)
             ids = torch.rand(tokens, checkpoints.EXPERTS, generator=random).topk(checkpoints.TOP_K).indices.int()

@@ -20,6 +20,7 @@ import vllm._custom_ops as ops
 from vllm.model_executor.layers.fused_moe.experts import marlin_moe, triton_moe
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEExperts
 
+_C = torch.library.Library("_C", "FRAGMENT")
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 
 
@@ -33,6 +34,8 @@ def install() -> None:
     torch.accelerator.empty_cache = lambda: None
     ops.moe_align_block_size, ops.moe_sum = align, moe_sum
     ops.scaled_fp8_quant = scaled_fp8_quant
+    _C.define("swigluoai_and_mul(Tensor(a!) out, Tensor values, float alpha=1.702, float limit=7.0) -> ()")
+    _C.impl("swigluoai_and_mul", swigluoai_and_mul, "CPU")
     ops.silu_and_mul_per_block_quant = silu_and_mul_per_block_quant
     ops.gptq_marlin_moe_repack = ops.awq_marlin_moe_repack = repack_all
     ops.gptq_marlin_repack = ops.awq_marlin_repack = repack
@@ -74,6 +77,12 @@ def scaled_fp8_quant(values, scale=None, *_, use_per_token_if_dynamic=False, **_
         largest = wide.abs().amax(dim=1, keepdim=True) if use_per_token_if_dynamic else wide.abs().max().reshape(1)
         scale = (largest / FP8_MAX).clamp(min=1e-12)
     return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def swigluoai_and_mul(out, values, alpha=1.702, limit=7.0):
+    """gpt-oss's activation of gate and up, which take turns."""
+    gate, up = values[..., ::2].float().clamp(max=limit), values[..., 1::2].float().clamp(-limit, limit)
+    out.copy_((up + 1) * gate * torch.sigmoid(alpha * gate))
 
 
 def silu_and_mul_per_block_quant(values, group_size, quant_dtype, *_, **__):
