@@ -19,7 +19,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 
 from wisp.engines.vllm import failure
 from wisp.engines.vllm.checks import check_engine
-from wisp.engines.vllm.expert_tensors import ExpertTensors, expert_parameters
+from wisp.engines.vllm.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
 from wisp.engines.vllm.formats import format_of
 from wisp.engines.vllm.kernels import KINDS
 from wisp.engines.vllm.paging import WorkerPaging
@@ -175,8 +175,12 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
-        """Within, the parameters are of one expert: vLLM sets up its kernel without copying what it need not."""
-        for parameter in expert_parameters(self, self.local_num_experts).values():
+        """Within, the weights are of one expert: vLLM sets up its kernel without copying what it need not.
+
+        Biases stay, since the kernel takes them from the layer once and for all; that is how they are found later.
+        """
+        for name in WEIGHTS:
+            parameter = getattr(self, name)
             parameter.data = torch.empty_like(parameter.data[:1])
         yield
         for name, tensor in self.store.tensors.items():
