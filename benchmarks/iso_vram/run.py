@@ -3,7 +3,7 @@
     python run.py                                   # everything: about 20 minutes on one H200
     python run.py --arms wisp:44,32 vllm-uva:32     # some of it; rows of one call are comparable with each other
 
-Rows of an earlier call with the same key (arm, budget, batch) are replaced.
+Rows are kept by call, arm, budget and batch; only those of one call are compared with each other.
 """
 
 import argparse
@@ -78,7 +78,7 @@ def merge(path: Path, reports: list[dict[str, object]], machine: str, call: str,
     fresh = [row for report in reports for row in rows_of(report, resident, machine, call)]
 
     def key(row: dict[str, object]) -> tuple[object, ...]:
-        return row["arm"], row["budget_gib"], row["batch"]
+        return row["call"], row["arm"], row["budget_gib"], row["batch"]
 
     taken = {key(row) for row in fresh}
     results["rows"] = sorted([row for row in results["rows"] if key(row) not in taken] + fresh, key=key)
