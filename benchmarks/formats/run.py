@@ -8,7 +8,9 @@ last one also compares each layer with itself computed from all experts.
 
 import argparse
 import json
+import shlex
 import subprocess
+import sys
 import tempfile
 import time
 import traceback
@@ -177,18 +179,27 @@ def main() -> None:
             for rows in pool.map(lambda each: compare(each, Path(folder), flags, arguments.seconds), cases)
             for row in rows
         ]
-    old = json.loads(arguments.output.read_text())["rows"] if arguments.output.exists() else []
-    fresh = {(row["format"], row["backend"]) for row in rows}
-    rows = [row for row in old if (row["format"], row["backend"]) not in fresh] + rows
-    record = {
+    run = {
+        "command": shlex.join(["python", "benchmarks/formats/run.py", *sys.argv[1:]]),
         "machine": arguments.machine,
         "versions": versions(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "seconds": round(time.perf_counter() - start),
-        "rows": rows,
     }
+    record = json.loads(arguments.output.read_text()) if arguments.output.exists() else {"runs": [], "rows": []}
+    record = merged(record, run, rows)
     arguments.output.write_text(json.dumps(record, indent=2) + "\n")
-    print(table(rows))
+    print(table(record["rows"]))
+
+
+def merged(record: dict[str, Any], run: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The record with this run's rows in place of older ones of the same cases; a row names its run by number."""
+    runs = [*record["runs"], run]
+    fresh = {(row["format"], row["backend"]) for row in rows}
+    kept = [row for row in record["rows"] if (row["format"], row["backend"]) not in fresh]
+    order = [(case.checkpoint, case.backend) for case in CASES]
+    both = [*kept, *({**row, "run": len(runs) - 1} for row in rows)]
+    return {"runs": runs, "rows": sorted(both, key=lambda row: order.index((row["format"], row["backend"])))}
 
 
 def versions() -> dict[str, str]:
