@@ -13,7 +13,7 @@ import json, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from wisp.pager import device_kernels
+from wisp.pager import copy_kernels, device_kernels
 
 capability = int(sys.argv[1])
 state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64"}
@@ -49,7 +49,7 @@ cases = [
 ]
 sizes, whole = [], []
 for name, signature, constants in cases:
-    kernel = getattr(device_kernels, name)
+    kernel = getattr(device_kernels, name, None) or getattr(copy_kernels, name)
     signature = {argument: signature.get(argument) for argument in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     aligned = {

@@ -9,7 +9,7 @@ import torch
 import triton
 
 from wisp.errors import WorkingSetTooLargeError
-from wisp.pager import device_kernels
+from wisp.pager import copy_kernels, device_kernels
 from wisp.pager.arena import WORD_BYTES, Arena
 from wisp.pager.device_state import DeviceState
 from wisp.pager.device_view import device_view
@@ -120,7 +120,7 @@ class DevicePager:
         return choice_rows
 
     def _gather_tails(self, head_words: int) -> None:
-        device_kernels.gather_tails[(self._programs(),)](
+        copy_kernels.gather_tails[(self._programs(),)](
             self._state.loaded[self.layer],
             self._store_words,
             self._arena_words,
@@ -134,7 +134,7 @@ class DevicePager:
         """Copy experts[i] of the store to rows[i] of a planar arena (int64, on the device); no synchronisation."""
         segments = self.arena.segments
         assert segments is not None, "an interleaved row is one copy, which needs no kernel"
-        device_kernels.copy_experts[(self._programs(),)](
+        copy_kernels.copy_experts[(self._programs(),)](
             experts,
             rows,
             experts.numel(),

@@ -18,6 +18,8 @@ says where the tensors go, int64 [SEGMENTS, 3]: the word of the store's row, wor
 import triton
 import triton.language as tl
 
+from wisp.pager.copy_kernels import copy_share, spread_share
+
 CLOCK = tl.constexpr(0)
 REFERENCES = tl.constexpr(1)
 FAULTS = tl.constexpr(2)
@@ -47,43 +49,6 @@ def _needed(ids, count, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
         chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
         needed = tl.maximum(needed, tl.max((chosen[:, None] == expert[None, :]).to(tl.int32), axis=0))
     return needed
-
-
-@triton.jit
-def _copy_share(source, target, program, programs, WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's blocks of a row, or of its head or tail: int32 words."""
-    word = tl.arange(0, BLOCK)
-    for block in range(program, tl.cdiv(WORDS, BLOCK), programs):
-        at = block * BLOCK + word
-        if WORDS % BLOCK == 0:
-            tl.store(target + at, tl.load(source + at))
-        else:
-            tl.store(target + at, tl.load(source + at, mask=at < WORDS), mask=at < WORDS)
-
-
-@triton.jit
-def _copy_segment(source, segments, index, row, program, programs, ALIGNED_WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's blocks of one tensor of an expert, whose length is a multiple of ALIGNED_WORDS."""
-    at = tl.multiple_of(tl.load(segments + index * 3), 4)
-    words = tl.multiple_of(tl.load(segments + index * 3 + 1), ALIGNED_WORDS)
-    address = tl.load(segments + index * 3 + 2)
-    region = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)  # of the integer it would be lost in the cast
-    word = tl.arange(0, BLOCK)
-    for block in range(program, tl.cdiv(words, BLOCK), programs):
-        place = block * BLOCK + word
-        values = tl.load(source + at + place, mask=place < words)
-        tl.store(region + row * words + place, values, mask=place < words)
-
-
-@triton.jit
-def _spread_share(
-    source, segments, row, turn, programs, SEGMENTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
-):
-    """This program's share of one expert: from its row of the store to row `row` of every region."""
-    for index in range(0, WIDE):
-        _copy_segment(source, segments, index, row, (turn + index) % programs, programs, 4, BLOCK)
-    for index in range(WIDE, SEGMENTS):
-        _copy_segment(source, segments, index, row, (turn + index) % programs, programs, 1, BLOCK)
 
 
 @triton.jit
@@ -216,9 +181,9 @@ def decide_and_gather(
             turn = (program + load) % programs  # the first blocks go to another program each time
             source = store + source_row * ROW_WORDS
             if SEGMENTS > 0:
-                _spread_share(source, segments, target_row, turn, programs, SEGMENTS, WIDE, BLOCK)
+                spread_share(source, segments, target_row, turn, programs, SEGMENTS, WIDE, BLOCK)
             else:
-                _copy_share(source, arena + target_row * ROW_WORDS, turn, programs, HEAD_WORDS, BLOCK)
+                copy_share(source, arena + target_row * ROW_WORDS, turn, programs, HEAD_WORDS, BLOCK)
                 if writes & (HEAD_WORDS < ROW_WORDS):
                     tl.store(loaded + 1 + 2 * load, source_row)
                     tl.store(loaded + 2 + 2 * load, target_row)
@@ -229,7 +194,7 @@ def decide_and_gather(
             source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
             turn = (program + loads + extra) % programs
             source = store + source_row * ROW_WORDS
-            _spread_share(source, segments, extra, turn, programs, SEGMENTS, WIDE, BLOCK)
+            spread_share(source, segments, extra, turn, programs, SEGMENTS, WIDE, BLOCK)
     if writes:
         if HEAD_WORDS < ROW_WORDS:
             tl.store(loaded, loads.to(tl.int64))
@@ -251,37 +216,6 @@ def decide_and_gather(
         hosts_turn = (loads > 0) | (step % MIRROR_EVERY == 0)
         _count(fields, mirror, hosts_turn, totals, references, faults, evictions, faults, 1)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
-
-
-@triton.jit
-def gather_tails(loaded, store, arena, ROW_WORDS: tl.constexpr, HEAD_WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Copy what `decide_and_gather` has left out: the words from HEAD_WORDS on of every expert in `loaded`."""
-    program = tl.program_id(0)
-    programs = tl.num_programs(0)
-    for load in range(0, tl.load(loaded).to(tl.int32)):
-        source = store + tl.load(loaded + 1 + 2 * load) * ROW_WORDS + HEAD_WORDS
-        target = arena + tl.load(loaded + 2 + 2 * load) * ROW_WORDS + HEAD_WORDS
-        _copy_share(source, target, (program + load) % programs, programs, ROW_WORDS - HEAD_WORDS, BLOCK)
-
-
-@triton.jit(do_not_specialize=["count"])
-def copy_experts(
-    experts,
-    rows,
-    count,
-    store,
-    segments,
-    ROW_WORDS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Copy each of `count` experts of the store, experts[i], to row rows[i] of a planar arena; int64 both."""
-    programs = tl.num_programs(0)
-    for place in range(0, count):
-        source = store + tl.load(experts + place) * ROW_WORDS
-        turn = (tl.program_id(0) + place) % programs
-        _spread_share(source, segments, tl.load(rows + place), turn, programs, SEGMENTS, WIDE, BLOCK)
 
 
 @triton.jit

@@ -180,10 +180,10 @@ def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():
 def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
     from types import SimpleNamespace
 
-    from wisp.engines.vllm.paging import _moe_layers
+    from wisp.engines.vllm.moe_layers import moe_layers
 
     model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_layers_start_end_indices=lambda stage: stage)
-    assert _moe_layers(model, (0, 24)) == layers
+    assert moe_layers(model, (0, 24)) == layers
 
 
 @pytest.mark.parametrize(
@@ -198,10 +198,10 @@ def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
 def test_a_stage_asks_memory_for_its_own_layers(keys, stage, layers):
     from types import SimpleNamespace
 
-    from wisp.engines.vllm.paging import _moe_layers
+    from wisp.engines.vllm.moe_layers import moe_layers
 
     model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_layers_start_end_indices=lambda stage: stage)
-    assert _moe_layers(model, stage) == layers
+    assert moe_layers(model, stage) == layers
 
 
 def test_slots_are_held_against_the_experts_of_one_rank():

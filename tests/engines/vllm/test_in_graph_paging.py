@@ -8,7 +8,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
 from wisp.engines.vllm.in_graph import InGraphPaging  # noqa: E402
-from wisp.engines.vllm.paging import Publisher, WorkerPaging  # noqa: E402
+from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
+from wisp.engines.vllm.publisher import Publisher  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402

@@ -3,13 +3,11 @@
 vLLM builds layers one by one and hands them nothing of ours, so they meet here, by the engine's instance id.
 """
 
-import atexit
 import gc
 import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -29,8 +27,10 @@ from wisp.engines.vllm.kernels import (
     scales_steps,
 )
 from wisp.engines.vllm.memory_claims import MemoryClaims
+from wisp.engines.vllm.moe_layers import moe_layers
 from wisp.engines.vllm.patches import available_memory, warm_up
 from wisp.engines.vllm.planar import PlanarKernel
+from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.start_plan import kv_bytes_at_start
 from wisp.errors import HostMemoryError, UnsupportedError
@@ -52,8 +52,6 @@ _workers: WeakValueDictionary[str, "WorkerPaging"] = WeakValueDictionary()
 
 EAGER_IN_PLACE_TOKENS = 64
 """Without CUDA graphs, wider steps than this are streamed."""
-
-PUBLISH_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -138,7 +136,7 @@ class WorkerPaging:
         All MoE layers are taken to be alike, so that the first one already stands for all of this worker's.
         """
         model = self.vllm_config.model_config
-        layers = 1 if self.layers or self.is_draft else _moe_layers(model, self.vllm_config.parallel_config)
+        layers = 1 if self.layers or self.is_draft else moe_layers(model, self.vllm_config.parallel_config)
         need = self.planned_bytes + layer_bytes * layers
         self.planned_bytes += layer_bytes
         self.claims.claim(need, self._free_memory, f"the backing store of {model.model}")
@@ -186,7 +184,7 @@ class WorkerPaging:
             self.modules.append(weakref.ref(layer))
         if self.settings.decides_on_device(device.type):
             store = self.stores[place]
-            if self.settings.expert_slots == store.num_experts and not self.settings.break_expert:
+            if self.slots == store.num_experts and not self.settings.break_expert:
                 return PagedLayer(AllResidentKernel(experts), resident_tensors(store, device))
             return self._page_in_graph(place, kind, experts, layer, device)
         self._check_on_host(kind, experts)
@@ -212,13 +210,13 @@ class WorkerPaging:
     def make_slots(self, slots: int) -> None:
         """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
 
-        Otherwise they are new ones, with nothing in them and at other addresses: for the start alone.
+        Otherwise, and where every expert gets one, they are new ones at other addresses: for the start alone.
 
         Raises:
             ConfigError: the device has too little memory.
         """
         self.slots = slots
-        if not self._grow_in_place(slots):
+        if slots == self.stores[0].num_experts or not self._grow_in_place(slots):
             self._replace_slots()
         assert self.counters is not None, "there since the first layer was paged"
         self.counters.set_facts(replace(self.counters.facts, expert_slots=slots))
@@ -343,49 +341,6 @@ class WorkerPaging:
 def _claims(vllm_config: "VllmConfig", model: str) -> MemoryClaims:
     """Of this process, for its target or its draft model."""
     return MemoryClaims(memory_claims.path_for(vllm_config.instance_id), f"{os.getpid()} {model}")
-
-
-def _moe_layers(model: Any, parallel: Any) -> int:
-    """How many layers of this worker's stage have experts, as far as the usual keys of a configuration say.
-
-    At most all of the stage's; at least one, since a worker without any does not ask.
-    """
-    config, (first, end) = model.hf_text_config, model.get_layers_start_end_indices(parallel)
-    layers = int(end - max(first, int(getattr(config, "first_k_dense_replace", 0) or 0)))
-    for key in ("decoder_sparse_step", "moe_layer_freq", "expert_layer_period", "interleave_moe_layer_step"):
-        step = getattr(config, key, None)
-        if isinstance(step, int) and step > 1:
-            layers = -(-layers // step)
-    return max(1, layers)
-
-
-class Publisher(Thread):
-    """Publishes a worker's counters now and then, for as long as the worker is there.
-
-    It reads host memory that the device writes, and makes no call to the device until the engine is warm: a graph may
-    be being captured. At the end of the process it stops before the device's driver does.
-    """
-
-    def __init__(self, worker: WorkerPaging) -> None:
-        super().__init__(name="wisp-counters", daemon=True)
-        self._worker = weakref.ref(worker)
-        self._stopped = Event()
-        atexit.register(self.stop)
-
-    def run(self) -> None:
-        """Until the worker is dropped."""
-        while (worker := self._worker()) is not None and not self._stopped.is_set():
-            worker.publish()
-            if worker.routing is not None:
-                worker.routing.catch_up()
-            del worker
-            self._stopped.wait(PUBLISH_SECONDS)
-        atexit.unregister(self.stop)
-
-    def stop(self) -> None:
-        """Publish no more."""
-        self._stopped.set()
-        self.join()
 
 
 def publish_all(_worker: object = None) -> None:

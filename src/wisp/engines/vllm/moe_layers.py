@@ -1,0 +1,17 @@
+"""How many layers of a model have experts, before any of them is made."""
+
+from typing import Any
+
+
+def moe_layers(model: Any, parallel: Any) -> int:
+    """How many layers of this worker's stage have experts, as far as the usual keys of a configuration say.
+
+    At most all of the stage's; at least one, since a worker without any does not ask.
+    """
+    config, (first, end) = model.hf_text_config, model.get_layers_start_end_indices(parallel)
+    layers = int(end - max(first, int(getattr(config, "first_k_dense_replace", 0) or 0)))
+    for key in ("decoder_sparse_step", "moe_layer_freq", "expert_layer_period", "interleave_moe_layer_step"):
+        step = getattr(config, key, None)
+        if isinstance(step, int) and step > 1:
+            layers = -(-layers // step)
+    return max(1, layers)
