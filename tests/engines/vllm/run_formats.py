@@ -28,13 +28,14 @@ from wisp.engines.vllm.layer import PagedRoutedExperts
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.layerwise import LayerRecorder
+from wisp.errors import UnsupportedError
 
 HERE = Path(__file__).parent
 CHECKPOINTS = HERE.parents[2] / "benchmarks" / "formats" / "checkpoints.py"
 STEPS, GRAPH_TOKENS = (1, 5, 1, 9), 6
 """Tokens a step; the last is wider than what a graph would hold."""
-SLOTS = (3, 16)
-"""Fewer than the four experts that a token needs, and all."""
+SLOTS = (3, 15, 16)
+"""Fewer than the four experts that a token needs, all but one, and all, where nothing is paged."""
 INTERPRETED_STEPS, INTERPRETED_SLOTS = (1, 9), (3,)
 """The same for Triton's kernels, which take seconds a step in the interpreter."""
 
@@ -57,6 +58,21 @@ def main(cases: str, results: str) -> None:
         for case in cases.split(","):
             found[case] = compared(case, Path(folder))
             Path(results).write_text(json.dumps(found))
+        found["8 bits"] = {name: refusal_of_8_bits(name, Path(folder)) for name in ("gptq", "ct_int4")}
+        Path(results).write_text(json.dumps(found))
+
+
+def refusal_of_8_bits(name: str, folder: Path) -> str:
+    """What is said of a checkpoint in this format whose weights have 8 bits; it is refused before they are read."""
+    path = folder / f"{name}_8_bits"
+    module_at(CHECKPOINTS).write(path, name)
+    config = (path / "config.json").read_text()
+    (path / "config.json").write_text(config.replace('bits": 4', 'bits": 8'))
+    try:
+        load(path, "marlin", {"expert_slots": SLOTS[0]})
+    except UnsupportedError as error:
+        return str(error)
+    return "nothing"
 
 
 def load(model: Path, backend: str, settings: dict[str, object] | None):
@@ -104,7 +120,7 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
     found: dict[str, object] = {"kernel": type(stock.quant_method.moe_kernel.fused_experts).__name__, "slots": {}}
     interpreted = backend == "triton"
     for slots in INTERPRETED_SLOTS if interpreted else SLOTS:
-        paged_model, paged_config = load(path, backend, {"expert_slots": slots, "unshown_formats": True})
+        paged_model, paged_config = load(path, backend, {"expert_slots": slots})
         layers = experts_of(paged_model)
         assert all(isinstance(layer, PagedRoutedExperts) for layer in layers)
         recorder = LayerRecorder(layers)
@@ -131,10 +147,10 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
         with set_current_vllm_config(paged_config), set_forward_context(None, paged_config):
             layerwise = recorder.compare()
         found["slots"][slots] = {
-            "planar": worker.in_graph.arena.planar,
+            "planar": worker.in_graph.arena.planar if worker.in_graph else None,
             "steps": steps,
             "layerwise": [(each.calls, each.identical) for each in layerwise],
-            "faults": worker.in_graph.pagers[-1].totals()["faults"],
+            "faults": worker.in_graph.pagers[-1].totals()["faults"] if worker.in_graph else 0,
             "tensors": sorted(layers[-1].expert_tensors.tensors),
         }
     return found

@@ -1,6 +1,9 @@
 """What cannot be paged stops before anything is loaded, by name and with the remedy."""
 
 import contextlib
+import json
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,10 +132,11 @@ def test_another_version_is_refused_with_the_range(config, monkeypatch, version)
         checks.check_engine(config, WispSettings(5))
 
 
-def make_method(name, kernel):
+def make_method(name, kernel, bits=4):
     """As far as `format_of` looks at one."""
     experts_class = None if kernel == "none" else type(kernel, (), {})
-    return type(name, (), {"experts_cls": experts_class})()
+    quant_config = SimpleNamespace(quant_type=SimpleNamespace(size_bits=bits))
+    return type(name, (), {"experts_cls": experts_class, "num_bits": bits, "quant_config": quant_config})()
 
 
 @pytest.mark.parametrize("kernel", ["FlashInferExperts", "DeepGemmExperts", "BatchedTritonExperts", "none"])
@@ -150,12 +154,55 @@ def test_a_format_that_is_not_known_is_refused():
         formats.format_of(make_method("Fp8PerTensorOnlineMoEMethod", "TritonExperts"), unshown=True)
 
 
-@pytest.mark.parametrize("name", [name for name, each in formats.FORMATS.items() if not each.shown])
-def test_a_format_that_no_run_has_shown_has_to_be_asked_for(name):
-    for kernel in formats.FORMATS[name].kernels:
-        assert formats.format_of(make_method(name, kernel), unshown=True) is formats.FORMATS[name]
-        with pytest.raises(UnsupportedError, match=r"no run on a GPU has shown .* set unshown_formats to true"):
-            formats.format_of(make_method(name, kernel))
+PAIRS = {(name, kernel): each for name, each in formats.FORMATS.items() for kernel in each.kernels}
+
+
+@pytest.mark.parametrize(("name", "kernel"), PAIRS)
+def test_a_pair_of_format_and_kernel_that_no_run_has_shown_has_to_be_asked_for(name, kernel):
+    method, known = make_method(name, kernel), PAIRS[name, kernel]
+    assert formats.format_of(method, unshown=True) is known
+    if kernel in known.shown:
+        assert formats.format_of(method) is known
+        return
+    instead = "add --moe-backend triton" if known.shown else "serve a checkpoint in bf16"
+    message = rf"no run on a GPU has shown .*, computed by {kernel}, .*; {instead}, or set unshown_formats to true"
+    with pytest.raises(UnsupportedError, match=message):
+        formats.format_of(method)
+
+
+@pytest.mark.parametrize("name", ["AutoGPTQMoEMethod", "CompressedTensorsWNA16MoEMethod"])
+@pytest.mark.parametrize("bits", [2, 8])
+def test_a_width_of_weights_that_no_run_has_shown_has_to_be_asked_for(name, bits):
+    method = make_method(name, "MarlinExperts", bits)
+    assert formats.format_of(method, unshown=True) is formats.FORMATS[name]
+    with pytest.raises(UnsupportedError, match=rf"\(of {bits} bits\) experts.*; serve a checkpoint in bf16, or set"):
+        formats.format_of(method)
+
+
+def test_what_is_said_to_be_shown_has_rows_in_the_record():
+    """Of every pair at least one row that says `identical`, and no row that does not."""
+    record = json.loads((Path(__file__).parents[3] / "benchmarks" / "formats" / "results.json").read_text())
+    checkpoints_of = {
+        "UnquantizedFusedMoEMethod": ("bf16",),
+        "Fp8MoEMethod": ("fp8_block", "fp8_tensor", "fp8_static"),
+        "CompressedTensorsW8A8Fp8MoEMethod": ("ct_fp8_static", "ct_fp8_channel"),
+        "CompressedTensorsWNA16MoEMethod": ("ct_int4", "ct_int4_zeros"),
+        "AutoGPTQMoEMethod": ("gptq",),
+        "AutoAWQMoEMethod": ("awq",),
+        "GptOssMxfp4MoEMethod": ("gpt_oss_mxfp4",),
+        "Mxfp4MoEMethod": ("mxfp4",),
+        "CompressedTensorsW4A4Nvfp4MoEMethod": ("ct_nvfp4",),
+    }
+    identical = {(row["format"], row["backend"]): True for row in record["rows"]}
+    identical |= {(row["format"], row["backend"]): False for row in record["rows"] if row["verdict"] != "identical"}
+    shown = {
+        (name, kernel): any(identical.get((each, formats.BACKENDS[kernel]), False) for each in checkpoints_of[name])
+        for name, known in formats.FORMATS.items()
+        for kernel in known.shown
+        if kernel in formats.BACKENDS
+    }
+    assert all(identical.values())
+    assert [pair for pair, is_shown in shown.items() if not is_shown] == []
 
 
 def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():

@@ -1,6 +1,7 @@
 """Which formats of experts are paged, and by which of vLLM's kernels."""
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from wisp.errors import UnsupportedError
@@ -13,24 +14,32 @@ class ExpertFormat:
     words: str
     kernels: tuple[str, ...]
     """Names of vLLM's classes of experts that compute it from slots."""
-    shown: bool = False
-    """Whether a run on a GPU has shown it to be identical to the unpaged engine; see benchmarks/formats."""
+    shown: tuple[str, ...] = ()
+    """Those of them that a run has shown to be identical to the unpaged engine; see benchmarks/formats."""
+    bits_at: str = ""
+    """Where vLLM's method says how many bits a weight has, if it takes several widths; only `SHOWN_BITS` are shown."""
 
 
+SHOWN_BITS = 4
 TRITON, WNA16, MARLIN = "TritonExperts", "TritonWNA16Experts", "MarlinExperts"
 CPU = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnquantizedExperts")
 
 FORMATS = {
-    "UnquantizedFusedMoEMethod": ExpertFormat("bf16 or fp16", (TRITON, *CPU), shown=True),
-    "Fp8MoEMethod": ExpertFormat("FP8", (TRITON, MARLIN)),
-    "CompressedTensorsW8A8Fp8MoEMethod": ExpertFormat("compressed-tensors FP8", (TRITON, MARLIN)),
-    "CompressedTensorsWNA16MoEMethod": ExpertFormat("compressed-tensors int4", (MARLIN, WNA16)),
-    "AutoGPTQMoEMethod": ExpertFormat("GPTQ", (MARLIN,)),
-    "AutoAWQMoEMethod": ExpertFormat("AWQ", (MARLIN,)),
-    "GptOssMxfp4MoEMethod": ExpertFormat("MXFP4 of gpt-oss", (MARLIN,)),
-    "Mxfp4MoEMethod": ExpertFormat("MXFP4", (MARLIN,)),
+    "UnquantizedFusedMoEMethod": ExpertFormat("bf16 or fp16", (TRITON, *CPU), shown=(TRITON, *CPU)),
+    "Fp8MoEMethod": ExpertFormat("FP8", (TRITON, MARLIN), shown=(TRITON, MARLIN)),  # by Marlin in blocks only
+    "CompressedTensorsW8A8Fp8MoEMethod": ExpertFormat("compressed-tensors FP8", (TRITON, MARLIN), shown=(TRITON,)),
+    "CompressedTensorsWNA16MoEMethod": ExpertFormat(
+        "compressed-tensors int4",
+        (MARLIN, WNA16),
+        shown=(MARLIN, WNA16),  # by Triton inside CUDA graphs and without zero points only
+        bits_at="num_bits",
+    ),
+    "AutoGPTQMoEMethod": ExpertFormat("GPTQ", (MARLIN,), shown=(MARLIN,), bits_at="quant_config.quant_type.size_bits"),
+    "AutoAWQMoEMethod": ExpertFormat("AWQ", (MARLIN,), shown=(MARLIN,)),
+    "GptOssMxfp4MoEMethod": ExpertFormat("MXFP4 of gpt-oss", (MARLIN,), shown=(MARLIN,)),
+    "Mxfp4MoEMethod": ExpertFormat("MXFP4", (MARLIN,), shown=(MARLIN,)),
     "CompressedTensorsW4A4Mxfp4MoEMethod": ExpertFormat("compressed-tensors MXFP4", (MARLIN,)),
-    "CompressedTensorsW4A4Nvfp4MoEMethod": ExpertFormat("compressed-tensors NVFP4", (MARLIN,)),
+    "CompressedTensorsW4A4Nvfp4MoEMethod": ExpertFormat("compressed-tensors NVFP4", (MARLIN,), shown=(MARLIN,)),
     "ModelOptNvFp4FusedMoE": ExpertFormat("ModelOpt NVFP4", (MARLIN,)),
 }
 """By vLLM's class of quantisation method."""
@@ -58,7 +67,8 @@ def format_of(method: Any, *, unshown: bool = False) -> ExpertFormat:
     """The format of a layer's quantisation method; `unshown` lets pass what no run on a GPU has shown yet.
 
     Raises:
-        UnsupportedError: the format, or the kernel that vLLM chose for it, is not paged.
+        UnsupportedError: the format, or the kernel that vLLM chose for it, is not paged; or no run has shown the two
+            together, or this width of weights, to be identical.
     """
     name, experts_class = type(method).__name__, getattr(method, "experts_cls", None)
     known = FORMATS.get(name)
@@ -70,14 +80,20 @@ def format_of(method: Any, *, unshown: bool = False) -> ExpertFormat:
         )
     kernel = experts_class.__name__ if experts_class is not None else "none"
     if kernel not in known.kernels:
-        flags = sorted({BACKENDS[each] for each in known.kernels if each in BACKENDS})
         raise UnsupportedError(
             f"the MoE kernel {kernel} that vLLM chose for {known.words} experts is not known to compute from slots; "
-            f"add --moe-backend {' or '.join(flags)} (on a GPU)"
+            f"add {_flags(known.kernels)} (on a GPU)"
         )
-    if not known.shown and not unshown:
-        raise UnsupportedError(
-            f"no run on a GPU has shown paged {known.words} experts to be identical to unpaged ones yet; serve a bf16 "
-            f"checkpoint, or set unshown_formats to true and check with wisp verify"
-        )
-    return known
+    bits = attrgetter(known.bits_at)(method) if known.bits_at else SHOWN_BITS
+    if unshown or (kernel in known.shown and bits == SHOWN_BITS):
+        return known
+    what = known.words if bits == SHOWN_BITS else f"{known.words} (of {bits} bits)"
+    instead = f"add {_flags(known.shown)}" if known.shown and bits == SHOWN_BITS else "serve a checkpoint in bf16"
+    raise UnsupportedError(
+        f"no run on a GPU has shown paged {what} experts, computed by {kernel}, to be identical to unpaged ones yet; "
+        f"{instead}, or set unshown_formats to true and check with wisp verify"
+    )
+
+
+def _flags(kernels: tuple[str, ...]) -> str:
+    return "--moe-backend " + " or ".join(sorted({BACKENDS[each] for each in kernels if each in BACKENDS}))

@@ -46,7 +46,7 @@ class WispSettings:
     measure: bool = False
     """Let the server meter how deep its references to experts and KV blocks reach: `wisp stats URL --curves`."""
     unshown_formats: bool = False
-    """Page formats too that no run on a GPU has shown to be identical to unpaged yet; see formats.py."""
+    """Page formats too, by any known kernel, that no run on a GPU has shown to be identical; see formats.py."""
     break_expert: bool = False
     """Load a wrong expert now and then, on purpose: the negative control of `wisp verify`."""
 
