@@ -122,7 +122,7 @@ def main() -> int:
     parser.add_argument("--graphs", action="store_true", help="without --enforce-eager: on a GPU, inside CUDA graphs")
     parser.add_argument("--output", type=Path, default=Path(__file__).with_name("results.json"))
     options = parser.parse_args()
-    settings = WispSettings(options.slots)
+    settings = WispSettings(options.slots, recordable=True)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=options.model,

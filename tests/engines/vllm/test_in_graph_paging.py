@@ -54,6 +54,18 @@ def test_a_worker_counts_what_was_needed_after_its_warm_up():
     assert [curve.steps, curve.cold_misses, curve.misses[0]] == pytest.approx([2, 2, 3], rel=1e-2)  # fading a little
 
 
+def test_what_is_to_be_told_of_is_paged_with_a_slot_for_every_expert_too():
+    store = HostStore(BIG)
+
+    def pages_nothing(slots, **settings):
+        return WorkerPaging(WispSettings(slots, **settings), None, None).pages_nothing(store)
+
+    assert pages_nothing(32)
+    assert not pages_nothing(31)
+    for asked in ("recordable", "measure", "break_expert"):
+        assert not pages_nothing(32, **{asked: True})
+
+
 def test_a_publisher_follows_a_warm_worker_and_stops():
     worker = WorkerPaging(WispSettings(4, measure=True), None, None)
     worker.in_graph = make(4)

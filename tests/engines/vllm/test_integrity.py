@@ -98,6 +98,26 @@ def test_a_row_that_is_not_the_slots_or_the_stores_is_found(on_device, layer, ex
     assert reason.startswith("the kernel is sent to")
 
 
+def test_a_flipped_bit_is_found_where_every_expert_has_a_slot():
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from wisp.engines.vllm.all_resident import resident_tensors
+    from wisp.engines.vllm.integrity import check, paged_tables
+    from wisp.pager.store import HostStore
+
+    store = HostStore({"w": torch.empty(6, 8, 16, dtype=torch.bfloat16)})
+    store.rows.random_(0, 256, generator=torch.Generator().manual_seed(0))
+    tensors = resident_tensors(store, torch.device("cpu"))
+    tensors["w"] = tensors["w"].clone()
+    module = SimpleNamespace(store=store, expert_tensors=SimpleNamespace(tensors=tensors))
+    worker = SimpleNamespace(draft=None, pagers={}, in_graph=None, layers=["only"], modules=[lambda: module])
+    healthy = check(list(paged_tables(worker)))
+    assert (healthy.layers, healthy.residents, healthy.wrong) == (1, 6, 0)
+    tensors["w"].view(torch.uint8)[4, 0, 3] ^= 1
+    (wrong,) = check(list(paged_tables(worker))).wrong_slots
+    assert (wrong.layer, wrong.expert, wrong.slot) == ("only", 4, 4)
+
+
 def test_an_engine_that_pages_nothing_is_refused():
     pytest.importorskip("vllm")
     from wisp.engines.vllm.integrity import IntegrityExtension

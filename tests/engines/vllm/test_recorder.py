@@ -22,7 +22,6 @@ from wisp.engines.vllm import expert_meter, meter_service, recording_service, wo
 from wisp.engines.vllm.recording import EngineRecorder, RecordingLimits
 from wisp.engines.vllm.scheduler_recorder import SchedulerRecorder
 from wisp.engines.vllm.scheduler_tap import SchedulerTap
-from wisp.engines.vllm.settings import WispSettings
 
 INSERT, HIT, CAPACITY_MISS, DUPLICATE = KvEvent.INSERT, KvEvent.HIT, KvEvent.CAPACITY_MISS, KvEvent.DUPLICATE
 
@@ -37,7 +36,7 @@ def _paging(monkeypatch):
             pagers=dict(enumerate(worker.pagers)),
             stores=[SimpleNamespace(expert_bytes=100)],
             in_graph=None,
-            settings=WispSettings(4),
+            slots=4,
         )
 
     for module in (worker_recorder, expert_meter):
@@ -328,3 +327,15 @@ def _decayed(routing):
     for step in range(routing.steps):
         histogram.observe(np.stack([routing.membership(layer)[step] for layer in range(routing.layers)]))
     return histogram.curves()
+
+
+def test_an_engine_whose_kernel_is_left_alone_says_how_to_follow_its_routing(monkeypatch):
+    def paging_of(worker):
+        return SimpleNamespace(layers=["layer"], pagers={}, in_graph=None)
+
+    for module in (worker_recorder, expert_meter):
+        monkeypatch.setattr(module, "paging_of", paging_of)
+    core = Core(layers=1)
+    with pytest.raises(UnsupportedError, match="set recordable to true"):
+        EngineRecorder(core)
+    assert "set recordable to true" in meter_service.meters(core)["error"]

@@ -1,4 +1,4 @@
-"""Slots for every expert: there is nothing to page, and the engine computes as it does without wisp."""
+"""Slots for every expert on a GPU: there is nothing to page, and the engine computes as it does without wisp."""
 
 from typing import Any
 

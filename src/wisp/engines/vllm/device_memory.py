@@ -32,4 +32,7 @@ class DeviceMemoryExtension(IntegrityExtension):
         settings = WispSettings.of(self.vllm_config)
         if settings is None:
             return None
-        return "host" if WorkerPaging.of(self.vllm_config, settings).in_graph is None else "device"
+        paging = WorkerPaging.of(self.vllm_config, settings)
+        if paging.in_graph is not None:
+            return "device"
+        return "host" if paging.pagers else None

@@ -73,10 +73,10 @@ def start(wrapper: Any) -> str | None:
         return None
     try:
         paging = paging_of(worker)
+        if paging.in_graph is None:
+            setattr(worker, _PLACE, ExpertMeter(worker, source_of(paging), len(paging.layers)))
     except WispError as error:  # it would not cross to another process as what it is
         return str(error)
-    if paging.in_graph is None:
-        setattr(worker, _PLACE, ExpertMeter(worker, source_of(paging), len(paging.layers)))
     return None
 
 

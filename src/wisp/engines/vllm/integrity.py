@@ -99,6 +99,17 @@ def paged_tables(worker: WorkerPaging) -> Iterator[PagedTable]:
         yield host_table(worker.layers[place], pager)
     if worker.in_graph is not None:
         yield from device_tables(worker.layers, worker.in_graph)
+    elif not worker.pagers:
+        for name, module in zip(worker.layers, worker.modules, strict=True):
+            yield resident_table(name, module())
+
+
+def resident_table(layer: str, module: Any) -> PagedTable:
+    """A layer whose experts all have a slot, by their own numbers, and that is not paged."""
+    tensors, store = module.expert_tensors.tensors, module.store
+    slot_of = {expert: expert for expert in range(store.num_experts)}
+    copies = [(tensors[name], by_expert) for name, by_expert in store.tensors.items()]
+    return PagedTable(layer, store.num_experts, slot_of, copies, kernel_finds={}, kernel_should_find={})
 
 
 def host_table(layer: str, pager: ExpertPager) -> PagedTable:

@@ -34,7 +34,15 @@ def paging_of(worker: Any) -> WorkerPaging:
 
 
 def source_of(paging: WorkerPaging) -> RoutingSource:
-    """Its routing, from the next step on."""
+    """Its routing, from the next step on.
+
+    Raises:
+        UnsupportedError: every expert has a slot, and the engine's kernel was left alone.
+    """
     if paging.in_graph is not None:
         return DeviceRouting(paging.in_graph.state.routing(), paging.in_graph.state.ring.steps)
+    if not paging.pagers:
+        raise UnsupportedError(
+            "every expert has a slot, so that nothing is paged and no routing is followed; set recordable to true"
+        )
     return HostRouting([paging.pagers[place] for place in range(len(paging.layers))])

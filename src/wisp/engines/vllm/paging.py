@@ -184,7 +184,7 @@ class WorkerPaging:
             self.modules.append(weakref.ref(layer))
         if self.settings.decides_on_device(device.type):
             store = self.stores[place]
-            if self.slots == store.num_experts and not self.settings.break_expert:
+            if self.pages_nothing(store):
                 return PagedLayer(AllResidentKernel(experts), resident_tensors(store, device))
             return self._page_in_graph(place, kind, experts, layer, device)
         self._check_on_host(kind, experts)
@@ -210,16 +210,23 @@ class WorkerPaging:
     def make_slots(self, slots: int) -> None:
         """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
 
-        Otherwise, and where every expert gets one, they are new ones at other addresses: for the start alone.
+        Otherwise, and where nothing is left to page, they are new ones at other addresses: for the start alone.
 
         Raises:
             ConfigError: the device has too little memory.
         """
         self.slots = slots
-        if slots == self.stores[0].num_experts or not self._grow_in_place(slots):
+        if self.pages_nothing(self.stores[0]) or not self._grow_in_place(slots):
             self._replace_slots()
         assert self.counters is not None, "there since the first layer was paged"
         self.counters.set_facts(replace(self.counters.facts, expert_slots=slots))
+
+    def pages_nothing(self, store: HostStore) -> bool:
+        """Whether every expert has a slot and nobody is to be told of the routing, which only paging follows."""
+        settings = self.settings
+        return self.slots == store.num_experts and not (
+            settings.break_expert or settings.recordable or settings.measure
+        )
 
     def _grow_in_place(self, slots: int) -> bool:
         if self.in_graph is None:

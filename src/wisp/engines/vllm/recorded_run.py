@@ -89,7 +89,7 @@ def _start(request: RunRequest) -> Any:
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     args = EngineArgs.from_cli_args(parser.parse_args(["--model", request.model, *request.engine_flags]))
     args.async_scheduling = False
-    args.additional_config = {**(args.additional_config or {}), "wisp": request.settings}
+    args.additional_config = {**(args.additional_config or {}), "wisp": {**request.settings, "recordable": True}}
     return LLMEngine.from_engine_args(args)
 
 

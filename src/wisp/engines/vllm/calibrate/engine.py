@@ -55,7 +55,8 @@ class Bench:
             )
         args.skip_tokenizer_init = True
         args.enable_prefix_caching = False
-        args.additional_config = {**(args.additional_config or {}), "wisp": request.settings}
+        settings = {**request.settings, "recordable": True}  # so that steps are counted with a slot for each expert too
+        args.additional_config = {**(args.additional_config or {}), "wisp": settings}
         self.engine: Any = LLMEngine.from_engine_args(args)
         config = self.engine.vllm_config
         if config.parallel_config.world_size > 1:
