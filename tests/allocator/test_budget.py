@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from wisp.allocator import Question, Workload, device_budget, make_plan
+from wisp.allocator import Question, Workload, device_budget, make_plan, model_shape
 from wisp.allocator.budget import activation_bytes
 from wisp.allocator.kv_layout import kv_layout
 from wisp.errors import AdmissionFloorError
@@ -51,6 +51,35 @@ def test_every_byte_is_accounted_for(shape):
     for slots in found.admissible_slots():
         spent = sum(found.fixed.values()) + slots * found.slot_bytes + found.blocks_left(slots) * found.block_bytes
         assert 0 <= 48 * GIB - spent < found.block_bytes
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+INT8 = {"type": "int", "num_bits": 8, "group_size": 32}
+FP8_CHANNELS = {"type": "float", "num_bits": 8, "strategy": "channel"}
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "rows"),
+    [
+        (None, 16),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, 16),
+        ({"quant_method": "fp8"}, 128 - 8),
+        (GPTQ, 128 - 8),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": INT8}}}, 128 - 8),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": FP8_CHANNELS}}}, 128 - 8),
+    ],
+)
+def test_a_planar_arena_has_rows_for_all_that_a_step_needs_beyond_top_k_slots(config, quantisation, rows):
+    qwen = model_shape({**config("qwen3-30b-a3b"), "quantization_config": quantisation})
+    found = device_budget(qwen, kv_layout(qwen), Workload.typical(8192, 4), 24 * GIB)
+    assert found.fixed["staging"] == rows * qwen.expert_bytes
+
+
+def test_with_few_experts_beyond_top_k_the_groups_of_a_prefill_decide(config):
+    few = model_shape({**config("qwen3-30b-a3b"), "num_experts": 12, "quantization_config": GPTQ})
+    found = device_budget(few, kv_layout(few), Workload.typical(8192, 4), 24 * GIB)
+    assert few.num_experts - few.top_k < 16
+    assert found.fixed["staging"] == 16 * few.expert_bytes
 
 
 def refused(shape, total, context, sequences, **more):

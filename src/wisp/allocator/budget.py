@@ -74,7 +74,7 @@ def device_budget(
         **{f"weights: {kind}": count for kind, count in shape.weight_bytes.items()},
         "engine overhead": overhead_bytes,
         "activations": activation_bytes(shape, workload),
-        "staging": staging_rows(shape.expert_bytes) * shape.expert_bytes,
+        "staging": staging_bytes(shape),
     }
     return Budget(
         total_bytes=total_bytes,
@@ -85,6 +85,17 @@ def device_budget(
         floor_blocks=layout.floor_blocks(workload.context, workload.sequences),
         fixed=fixed,
     )
+
+
+def staging_bytes(shape: ModelShape) -> int:
+    """What experts pass through on their way to the kernel, all layers one after the other.
+
+    In a planar arena that is also what a step needs beyond the slots. Here it is what it needs beyond top-k of them:
+    an engine that plans by itself starts with so many, and keeps these rows. One that is given more slots takes a row
+    less for each.
+    """
+    overflow = max(0, shape.num_experts - shape.top_k) if shape.expert_format.is_planar else 0
+    return staging_rows(shape.expert_bytes, overflow=overflow) * shape.expert_bytes
 
 
 def activation_bytes(shape: ModelShape, workload: Workload) -> int:

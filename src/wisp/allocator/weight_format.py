@@ -20,6 +20,20 @@ class WeightFormat:
     """Rows (outputs) and columns (inputs) of the weights that share a scale; None without scales."""
     scale_bits: int = 0
 
+    @property
+    def is_quantised(self) -> bool:
+        """Whether a weight has fewer bits than what is computed with."""
+        return self.weight_bits < 16
+
+    @property
+    def is_planar(self) -> bool:
+        """Whether slots hold each tensor apart, so that a step's experts beyond them need rows too.
+
+        So they do for Marlin, and for Triton with one scale an expert: for all quantised formats but FP8 in blocks of
+        rows and columns, which vLLM gives to Triton wherever the GPU computes in FP8.
+        """
+        return self.is_quantised and (self.block is None or self.block[0] == 1)
+
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a [rows, columns] matrix: packed weights and scales; a last partial block has its scale too."""
         weights = -(-rows * columns * self.weight_bits // 8)
