@@ -239,8 +239,10 @@ def test_a_calibration_by_other_versions_is_warned_of(wisp, tmp_path, monkeypatc
     assert ended.err == "wisp: warning: costs were measured with vllm 0.31.0, but 0.32.5 is installed\n"
 
 
-def test_a_format_that_is_not_served_yet_is_warned_of(wisp):
-    assert "not FP8" in wisp("plan", CONFIGS / "minimax-m2.json", "--gpu-memory", "80GiB").err
+def test_quantised_experts_are_planned_with_a_warning(wisp):
+    ended = wisp("plan", CONFIGS / "minimax-m2.json", "--gpu-memory", "80GiB")
+    assert "experts of FP8, 128 x 128 block scales were never compared with an engine" in ended.err
+    assert "never compared with an engine" not in wisp("plan", QWEN, *ISSUE).err
 
 
 @pytest.mark.parametrize(

@@ -95,8 +95,11 @@ def _warnings(question: "Question", recording: "Recording | None", *, is_stated:
     if has is not None and question.total_bytes > has:
         wanted = format_bytes(question.total_bytes)
         doubts.append(f"--gpu-memory is {wanted} but {gpu_name()} here has {format_bytes(has)}: it cannot serve this")
-    if shape.expert_format.block or shape.expert_format.weight_bits < 16:
-        doubts.append(f"wisp serve pages bf16 and fp16 experts so far, not {shape.expert_format.name}: arithmetic only")
+    if shape.expert_format.is_quantised:
+        doubts.append(
+            f"plans for experts of {shape.expert_format.name} were never compared with an engine: sizes are by "
+            f"arithmetic, and vLLM's layout for its kernel may take more"
+        )
     if recording and recording.expert_bytes not in (None, shape.expert_bytes):
         recorded = format_bytes(recording.expert_bytes or 0)
         doubts.append(f"the trace has experts of {recorded}, this model of {format_bytes(shape.expert_bytes)}")
