@@ -31,7 +31,11 @@ def test_it_comes_back_as_it_was_saved(tmp_path):
         (lambda c: c.update(version=3), "version 3 .* upgrade"),
         (lambda c: c.update(version=1), "version 1 .* calibrate anew"),
         (lambda c: c.update(prefill=[[512, 0.1], [128, 0.1]]), "ascending"),
+        (lambda c: c.update(prefill=[[128, 0.1], [128, 0.2]]), "each once"),
+        (lambda c: c.update(prefill=[[128, "long"]]), "pairs"),
         (lambda c: c.update(prefill=[[512]]), "damaged"),
+        (lambda c: c.update(versions=["0.32.0"]), "versions"),
+        (lambda c: c.update(versions={"vllm": 0.32}), "versions"),
         (lambda c: c.update(prefill=4), "damaged"),
         (lambda c: c.update(sequence_seconds=-1), "sequence_seconds"),
         (lambda c: c.update(engine=""), "engine"),
@@ -49,8 +53,9 @@ def test_a_file_that_is_not_one_is_refused(tmp_path, change, told):
     content = json.loads(path.read_text())
     change(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(ConfigError, match=told):
+    with pytest.raises(ConfigError, match=told) as error:
         Calibration.load(path)
+    assert str(path) in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])

@@ -78,6 +78,9 @@ def test_bytes_come_from_the_trace_or_the_option_or_are_left_out(wisp, file, tra
     replay = ("simulate", file, "--policies", "lru", "--slots", 8)
     assert f"{faults}MiB" in wisp(*replay).out
     assert f"{faults}KiB" in wisp(*replay, "--expert-bytes", "1KiB").out
+    ended = wisp(*replay, "--expert-bytes", "0B")
+    assert (ended.code, ended.out) == (2, "")
+    assert "--expert-bytes is 0B" in ended.err
     trace.save(tmp_path / "bare.npz")
     ended = wisp("simulate", tmp_path / "bare.npz", "--policies", "lru", "--slots", 8)
     assert ended.code == 0

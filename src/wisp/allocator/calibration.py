@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,12 @@ class Calibration:
                 if not (is_optional or _is_rate(value)):
                     raise ConfigError(f"{name} of a calibration must be a number above 0, not {value!r}")
         points = [tuple(point) for point in self.prefill]
-        if not all(len(point) == 2 and all(map(_is_rate, point)) for point in points) or points != sorted(points):
-            raise ConfigError("prefill of a calibration must be pairs of tokens and seconds, by ascending tokens")
+        if not all(len(point) == 2 and all(map(_is_rate, point)) for point in points):
+            raise ConfigError(f"prefill of a calibration must be pairs of tokens and seconds above 0, not {points}")
+        if any(tokens >= more for (tokens, _), (more, _) in pairwise(points)):
+            raise ConfigError(f"prefill of a calibration must be by ascending tokens, each once, not {points}")
+        if not isinstance(self.versions, Mapping) or not all(isinstance(each, str) for each in self.versions.values()):
+            raise ConfigError(f"versions of a calibration must be texts by name, not {self.versions!r}")
 
     def save(self, path: str | Path) -> None:
         """Write a small JSON file."""
@@ -106,6 +111,8 @@ class Calibration:
             content["prefill"] = tuple((point[0], point[1]) for point in content["prefill"])
             content["notes"] = tuple(content["notes"])
             return cls(**content)
+        except ConfigError as error:
+            raise ConfigError(f"the calibration {path} is damaged: {error}; calibrate anew") from error
         except (TypeError, IndexError, ValueError, KeyError) as error:
             raise ConfigError(f"the calibration {path} is damaged ({error}); calibrate anew") from error
 

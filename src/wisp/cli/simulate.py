@@ -58,6 +58,10 @@ def simulate(
         check_figure(output)
     names = parse_policies(policies)
     size = None if expert_bytes is None else parse_bytes(expert_bytes)
+    if size == 0:
+        raise ConfigError(
+            f"--expert-bytes is {expert_bytes}, but an expert has at least one byte; give more, or leave it out"
+        )
     recording = Recording.load(trace)
     steps = recording.phase(phase)
     counts = _all_slots(steps) if slots is None else parse_slots(slots)
