@@ -12,6 +12,7 @@ from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
 from wisp.engines.vllm.publisher import Publisher  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
+from wisp.pager.counters import Counters, PoolFacts  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
 
 BIG = {"w": torch.empty(32, 9 << 20, dtype=torch.int8, device="meta")}
@@ -79,3 +80,15 @@ def test_a_publisher_follows_a_warm_worker_and_stops():
     publisher.stop()
     assert not publisher.is_alive()
     assert worker.routing.steps == pytest.approx(2, rel=1e-2)  # the newest may still be being written
+
+
+def test_no_publisher_holds_on_to_slots_that_are_made_anew():
+    worker = WorkerPaging(WispSettings(4), None, None)
+    worker.in_graph, worker.stores = make(4), [HostStore(BIG)]
+    worker.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
+    publisher = worker.publisher = Publisher(worker)
+    publisher.start()
+    worker.make_slots(8)  # its memory cannot grow
+    assert not publisher.is_alive()
+    assert worker.publisher is None and worker.in_graph is None
+    assert worker.counters.facts.expert_slots == 8

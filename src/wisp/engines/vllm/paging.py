@@ -238,6 +238,9 @@ class WorkerPaging:
         return True
 
     def _replace_slots(self) -> None:
+        if self.publisher is not None:  # it might hold on to the arena, which would be given back at some later moment
+            self.publisher.stop()
+            self.publisher = None
         layers = [module() for module in self.modules]
         for layer in layers:
             layer.leave_slots()
@@ -254,7 +257,7 @@ class WorkerPaging:
 
         `exactly` waits for the device; otherwise the counters may be some steps behind.
         """
-        in_graph = self.in_graph  # read once: another thread may be making slots
+        in_graph = self.in_graph
         if exactly and in_graph is not None:
             in_graph.state.refresh_mirror()
         if in_graph is not None and self.counters is not None:
