@@ -90,5 +90,6 @@ def test_no_publisher_holds_on_to_slots_that_are_made_anew():
     publisher.start()
     worker.make_slots(8)  # its memory cannot grow
     assert not publisher.is_alive()
-    assert worker.publisher is None and worker.in_graph is None
+    assert worker.publisher is None
+    assert worker.in_graph is None
     assert worker.counters.facts.expert_slots == 8
