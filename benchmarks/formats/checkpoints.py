@@ -29,8 +29,8 @@ def write(path: Path, name: str) -> Path:
     """Write the checkpoint of this name, the same at every call."""
     method, projection = FORMATS[name]
     random = torch.Generator().manual_seed(0)
-    if name == "gpt_oss_mxfp4":
-        config, tensors = _gpt_oss_config(), dict(_gpt_oss(random))
+    if name in GPT_OSS:
+        config, tensors = _gpt_oss_config(), dict(_gpt_oss(random, quantised=method is not None))
     else:
         assert projection is not None
         config, tensors = _qwen_config(), dict(_qwen(projection, random))
@@ -157,7 +157,7 @@ def _qwen(projection: Projection, random: torch.Generator) -> Iterator[tuple[str
                     yield f"{start}mlp.experts.{expert}.{name}.{end}", tensor
 
 
-def _gpt_oss(random: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
+def _gpt_oss(random: torch.Generator, *, quantised: bool) -> Iterator[tuple[str, torch.Tensor]]:
     yield from _body(random)
     for layer in range(LAYERS):
         start = f"model.layers.{layer}."
@@ -168,10 +168,13 @@ def _gpt_oss(random: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
             yield f"{start}self_attn.{which}.bias", _normal(HEADS * HEAD, random=random)
         yield start + "self_attn.o_proj.bias", _normal(HIDDEN, random=random)
         for name, outputs, inputs in (("gate_up_proj", 2 * INNER, HIDDEN), ("down_proj", HIDDEN, INNER)):
-            groups = inputs // MX_GROUP
-            yield f"{start}mlp.experts.{name}_blocks", _bytes(EXPERTS, outputs, groups, MX_GROUP // 2, random=random)
-            yield f"{start}mlp.experts.{name}_scales", _mx_scales(EXPERTS, outputs, groups, random=random)
-            yield f"{start}mlp.experts.{name}_bias", _normal(EXPERTS, outputs, random=random, spread=0.5)
+            experts, groups = f"{start}mlp.experts.{name}", inputs // MX_GROUP
+            if quantised:
+                yield f"{experts}_blocks", _bytes(EXPERTS, outputs, groups, MX_GROUP // 2, random=random)
+                yield f"{experts}_scales", _mx_scales(EXPERTS, outputs, groups, random=random)
+            else:
+                yield experts, _normal(EXPERTS, inputs, outputs, random=random)
+            yield f"{experts}_bias", _normal(EXPERTS, outputs, random=random, spread=0.5)
 
 
 def _body(random: torch.Generator) -> Iterator[tuple[str, torch.Tensor]]:
@@ -294,6 +297,7 @@ FORMATS: dict[str, tuple[dict[str, Any] | None, Projection | None]] = {
     ),
     "mxfp4": ({"quant_method": "mxfp4"}, _mxfp4),
     "gpt_oss_mxfp4": ({"quant_method": "mxfp4"}, None),
+    "gpt_oss_bf16": (None, None),
     "ct_nvfp4": (
         _compressed_tensors(
             "nvfp4-pack-quantized",
@@ -304,3 +308,6 @@ FORMATS: dict[str, tuple[dict[str, Any] | None, Projection | None]] = {
     ),
 }
 """Name -> (the `quantization_config`, how one projection of one expert is drawn)."""
+
+GPT_OSS = ("gpt_oss_mxfp4", "gpt_oss_bf16")
+"""Those whose experts have biases, with all of a layer's experts in one tensor."""

@@ -64,6 +64,7 @@ CASES = [
     Case("ct_int4", "triton"),
     Case("ct_int4_zeros", "marlin"),
     Case("gpt_oss_mxfp4", "marlin"),
+    Case("gpt_oss_bf16", "triton"),
     Case("mxfp4", "marlin"),
     Case("ct_nvfp4", "marlin"),
 ]

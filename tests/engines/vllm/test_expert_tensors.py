@@ -9,7 +9,7 @@ from torch import nn
 
 pytest.importorskip("vllm")
 
-from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig
+from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig, biased_moe_quant_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from wisp.engines.vllm.expert_tensors import ExpertTensors
@@ -80,6 +80,27 @@ def test_the_layer_and_all_that_took_a_tensor_from_it_are_pointed_at_the_slots(l
     assert method.experts.quant_config.w1_scale is method.moe_quant_config.w1_scale is slots["w13_scale"]
     assert method.moe_quant_config.w2_scale is slots["w2_scale"]
     assert dict(layer.named_parameters()).keys() == {"w13_input_scale"}
+
+
+def test_a_method_that_is_a_module_is_searched_too():
+    """As that of unquantised experts is, whose kernel takes the biases."""
+
+    class ModuleMethod(nn.Module):
+        __module__ = "vllm.stand_in"
+
+        def __init__(self, quant_config):
+            super().__init__()
+            self.moe_quant_config = quant_config
+            self.moe_kernel = SimpleNamespace(fused_experts=Experts(quant_config))
+
+    layer = nn.Module()
+    for name, shape in {"w13_weight": (EXPERTS, 6, 2), "w13_bias": (EXPERTS, 6), "w2_weight": (EXPERTS, 2, 3)}.items():
+        layer.register_parameter(name, nn.Parameter(torch.rand(shape), requires_grad=False))
+    method = ModuleMethod(biased_moe_quant_config(layer.w13_bias, None))
+    found = ExpertTensors(layer, method, EXPERTS)
+    slots = slots_of(found.tensors)
+    found.bind(slots)
+    assert method.moe_quant_config.w1_bias is layer.w13_bias is slots["w13_bias"]
 
 
 def test_what_only_loading_needed_is_gone_and_what_all_experts_share_stays(layer):

@@ -1,4 +1,4 @@
-"""Quantised experts are loaded, laid out by vLLM for its kernel, paged, and computed as without paging.
+"""Quantised experts, and those with biases, are loaded, laid out by vLLM for its kernel, paged, and computed as before.
 
 vLLM loads real (tiny) checkpoints. Its Triton kernels run in Triton's interpreter; Marlin, which exists for CUDA alone,
 has a stand-in that mixes every byte of an expert, and so does what it does with blocks.
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.engine
 PLANAR = {"gptq:marlin": 4, "gpt_oss_mxfp4:marlin": 6, "fp8_tensor:triton": 4}
 """Format and backend -> how many tensors make up an expert. A case takes 10 to 20 seconds: these are the telling ones,
 and `run_formats.py` takes any of `benchmarks/formats`, which runs all of them on a GPU."""
-STRIDED = {"fp8_block:triton": 4, "ct_int4_zeros:triton": 6}
+STRIDED = {"fp8_block:triton": 4, "ct_int4_zeros:triton": 6, "gpt_oss_bf16:triton": 4}
 
 
 @pytest.fixture(scope="module")

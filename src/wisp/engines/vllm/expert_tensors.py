@@ -143,14 +143,15 @@ def _kernel_name(method: Any) -> str:
 
 
 def _walk(value: Any, path: str, seen: set[int]) -> Iterator[tuple[_Reference, torch.Tensor]]:
-    """The tensors that this object of vLLM's holds, directly or through other such objects, but for modules."""
-    if id(value) in seen or isinstance(value, nn.Module | type):
-        return
+    """The tensors that this object of vLLM's holds, directly or through other such objects, but for modules.
+
+    It may be a module itself, as the method of unquantised experts is.
+    """
     seen.add(id(value))
     for holder, key, item, name in _items(value):
         if isinstance(item, torch.Tensor):
             yield _Reference(holder, key, path + name), item
-        else:
+        elif id(item) not in seen and not isinstance(item, nn.Module | type):
             yield from _walk(item, path + name, seen)
 
 
