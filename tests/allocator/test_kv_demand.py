@@ -92,7 +92,9 @@ def test_a_recording_that_says_nothing_of_turns_is_refused():
     for changes, told in (
         ({"kv": None}, "no KV references"),
         ({"prefill_tokens": None}, "does not count"),
-        ({"prefill_tokens": np.zeros(48, dtype=np.int64)}, "no step of the trace computes a prompt"),
+        ({"prefill_tokens": np.zeros(48, dtype=np.int64), "requests": np.full(48, 20)}, "no step .* computes a prompt"),
+        ({"prefill_tokens": np.zeros(48, dtype=np.int64)}, "12 steps of the trace decode more tokens than"),
+        ({"prefill_tokens": np.full(48, 20)}, "36 steps of the trace decode .* less than none"),
     ):
         with pytest.raises(TraceError, match=told):
             traced_kv(replace(recording, **changes), KvLayout(16, 1), WORKLOAD)

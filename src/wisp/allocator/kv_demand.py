@@ -6,6 +6,8 @@ Either by a stated prior, or by the KV references of a recording; then the turns
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import numpy as np
+
 from wisp.allocator.kv_layout import NULL_BLOCKS, KvLayout
 from wisp.allocator.workload import Workload
 from wisp.errors import TraceError
@@ -85,7 +87,8 @@ def traced_kv(recording: Recording, layout: KvLayout, workload: Workload) -> Tra
     A turn is what computes prompt tokens in a step, so that a prompt of several chunks counts as several turns.
 
     Raises:
-        TraceError: the recording has no KV references, or does not tell what belongs to prompts, or computes none.
+        TraceError: the recording has no KV references, or does not tell what belongs to prompts, or computes none; or
+            a request decodes several tokens in a step.
     """
     kv, prefill, requests, tokens = recording.kv, recording.prefill_tokens, recording.requests, recording.routing.tokens
     if kv is None or not len(kv.blocks):
@@ -96,6 +99,12 @@ def traced_kv(recording: Recording, layout: KvLayout, workload: Workload) -> Tra
             "--conversations N to plan by the prior"
         )
     decoded = tokens - prefill
+    if odd := int(np.count_nonzero((decoded < 0) | (decoded > requests))):
+        raise TraceError(
+            f"{odd} steps of the trace decode more tokens than they have requests (as speculation does) or less than "
+            f"none, so turns cannot be counted; record without speculation, or give --conversations N to plan by the "
+            f"prior"
+        )
     turns = int((requests - decoded)[prefill > 0].sum())
     if not turns:
         raise TraceError(
