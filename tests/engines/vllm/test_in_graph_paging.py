@@ -11,6 +11,7 @@ from wisp.engines.vllm.in_graph import InGraphPaging  # noqa: E402
 from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
 from wisp.engines.vllm.publisher import Publisher  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
+from wisp.engines.vllm.start_plan import rounded_regions  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
 from wisp.pager.counters import Counters, PoolFacts  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
@@ -38,6 +39,16 @@ def test_slots_shrink_no_further_than_a_graph_s_overflow_has_rows():
         assert paging.state.slots == paging.arena.shape.slots == slots
     with pytest.raises(ConfigError, match="between 4 and 32"):
         paging.resize(3)
+
+
+def test_a_budget_leaves_room_for_the_last_chunk_of_every_region_of_an_arena():
+    worker = WorkerPaging(WispSettings(4), None, None)
+    assert rounded_regions(worker) == 0
+    tensors = {name: torch.empty(32, 64, dtype=torch.int32, device="meta") for name in ("w13", "w2", "scale")}
+    for planar, regions in ((False, 1), (True, 3)):
+        worker.in_graph = InGraphPaging([HostStore(tensors)], 4, torch.device("cpu"), planar=planar)
+        storages = {tensor.untyped_storage().data_ptr() for tensor in worker.in_graph.arena.tensors.values()}
+        assert rounded_regions(worker) == len(storages) == regions
 
 
 def test_a_worker_counts_what_was_needed_after_its_warm_up():

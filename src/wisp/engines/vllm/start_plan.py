@@ -93,7 +93,7 @@ def _measured(vllm_worker: Any, paging: "WorkerPaging", total_bytes: int, measur
         )
     slot_bytes = paging.slots * _slot_bytes(paging)
     in_graph = paging.in_graph is not None
-    pageable_bytes = _least_of_all_ranks(kv_bytes + slot_bytes - in_graph * CHUNK_BYTES)
+    pageable_bytes = _least_of_all_ranks(kv_bytes + slot_bytes - rounded_regions(paging) * CHUNK_BYTES)
     weights = int(vllm_worker.model_runner.model_memory_usage)  # by PyTorch, which does not see mapped memory
     parts = {
         "weights beside experts": weights if in_graph else weights - slot_bytes,
@@ -188,6 +188,14 @@ def _slot_bytes(paging: "WorkerPaging") -> int:
     """One slot in every layer, on this rank."""
     in_rows = paging.in_graph is not None and not paging.in_graph.arena.planar
     return sum(store.layout.row_bytes if in_rows else store.expert_bytes for store in paging.stores)
+
+
+def rounded_regions(paging: "WorkerPaging") -> int:
+    """In how many pieces of addresses the slots lie, whose memory is each rounded up to whole chunks."""
+    if paging.in_graph is None:
+        return 0
+    arena = paging.in_graph.arena
+    return len(arena.tensors) if arena.planar else 1
 
 
 def _least_of_all_ranks(count: int) -> int:
