@@ -170,3 +170,10 @@ def test_a_layer_without_the_weights_that_its_method_reads_is_refused(layer):
     del layer.w2_weight
     with pytest.raises(UnsupportedError, match="has no w2_weight with a row for each expert"):
         ExpertTensors(layer, make_method(layer), EXPERTS)
+
+
+def test_a_bias_that_nothing_known_has_taken_is_refused(layer):
+    method = make_method(layer)
+    layer.register_parameter("w2_bias", nn.Parameter(torch.rand(EXPERTS, 2), requires_grad=False))
+    with pytest.raises(UnsupportedError, match=r"has w2_bias with a row .*, but what takes it was not found"):
+        ExpertTensors(layer, method, EXPERTS)

@@ -52,7 +52,8 @@ class ExpertTensors:
         """Find them in a layer whose quantisation `method` has finished loading.
 
         Raises:
-            UnsupportedError: something holds a tensor with a row for each expert that is none of the parameters.
+            UnsupportedError: something holds a tensor with a row for each expert that is none of the parameters, or
+                nothing that was searched holds a bias.
         """
         self._layer, self._what = layer, f"{type(method).__name__} with {_kernel_name(method)}"
         parameters = expert_parameters(layer, num_experts)
@@ -71,6 +72,7 @@ class ExpertTensors:
                 self._names[group[0]] = group
                 self.tensors[group[0]] = parameters[group[0]].data
             else:  # needed to load the checkpoint only: whoever reads it after all shall notice
+                self._check_dispensable(group)
                 for name in group:
                     layer.register_parameter(name, None)
         for name, tensor in self.tensors.items():
@@ -111,6 +113,15 @@ class ExpertTensors:
                 f"{self._what} holds a tensor {tuple(tensor.shape)} for its {num_experts} experts in {reference.path}, "
                 f"which cannot be pointed at slots; serve without wisp, or with another --moe-backend"
             )
+
+    def _check_dispensable(self, group: list[str]) -> None:
+        """Refuse a bias that nobody seems to have taken: kernels compute with every bias, so somebody was not found."""
+        for name in group:
+            if name.endswith("_bias"):
+                raise UnsupportedError(
+                    f"{self._what} has {name} with a row for each expert, but what takes it was not found; serve "
+                    f"without wisp, or with another --moe-backend"
+                )
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:
         """Whether all experts have the same, so that it stays where it is."""
