@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from wisp.errors import TraceError
 from wisp.kv_trace import KvEvent, KvTrace
+from wisp.npz import read_fields, write_fields
 from wisp.recording import Recording
 from wisp.trace import RoutingTrace
 
@@ -34,6 +35,22 @@ def make_kv(**changes):
 def make_recording(**changes):
     fields = {"prefill_tokens": ints(9, 0, 1), "requests": ints(1, 1, 3), "expert_bytes": 61_440, "kv": make_kv()}
     return Recording(ROUTING, **{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"prefill_tokens": ints(9, 0)}, "prefill_tokens must be 3 numbers"),
+        ({"kv_pool_blocks": np.array(0)}, "a KV pool of 0 blocks"),
+        ({"bits": np.zeros((2, 3), dtype=np.uint8)}, "cannot hold sets of 8 experts"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_named_with_the_remedy(tmp_path, change, told):
+    path = tmp_path / "r.npz"
+    make_recording().save(path)
+    write_fields(path, {**read_fields(path), **change})
+    with pytest.raises(TraceError, match=rf"r\.npz contradicts itself: .*{told}.*; record it anew"):
+        Recording.load(path)
 
 
 def test_save_and_load_round_trip(tmp_path):

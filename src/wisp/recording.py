@@ -161,6 +161,8 @@ class Recording:
                 int(fields["expert_bytes"]) if "expert_bytes" in fields else None,
                 _kv(fields),
             )
+        except TraceError as error:
+            raise TraceError(f"{path} contradicts itself: {error}; record it anew") from error
         except (KeyError, ValueError, TypeError) as error:
             raise TraceError(f"{path} lacks a part of what it records ({error}); record it anew") from error
 

@@ -197,9 +197,13 @@ class RoutingTrace:
                 raise TraceError(
                     f"{path} has trace version {version} but this wisp reads up to {VERSION}; upgrade wisp-moe"
                 )
-            return cls(fields["bits"], int(fields["num_experts"]), fields.get("tokens"))
+            bits, num_experts = fields["bits"], int(fields["num_experts"])
         except (KeyError, ValueError, TypeError) as error:
             raise TraceError(f"{path} lacks a field of trace version {VERSION} ({error}); record it anew") from error
+        try:
+            return cls(bits, num_experts, fields.get("tokens"))
+        except TraceError as error:
+            raise TraceError(f"{path} contradicts itself: {error}; record it anew") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RoutingTrace):
