@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from functools import partial
 from pathlib import Path
 
 import stand_ins  # prepares Triton
@@ -36,6 +37,8 @@ STEPS, GRAPH_TOKENS = (1, 5, 1, 9), 6
 """Tokens a step; the last is wider than what a graph would hold."""
 SLOTS = (3, 15, 16)
 """Fewer than the four experts that a token needs, all but one, and all, where nothing is paged."""
+GROWN_FROM, GROWN_TO = 3, (8, 16)
+"""Slots made anew in a loaded engine, as where a budget is divided; with Marlin's stand-in only."""
 INTERPRETED_STEPS, INTERPRETED_SLOTS = (1, 9), (3,)
 """The same for Triton's kernels, which take seconds a step in the interpreter."""
 
@@ -125,23 +128,8 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
         assert all(isinstance(layer, PagedRoutedExperts) for layer in layers)
         recorder = LayerRecorder(layers)
         random = torch.Generator().manual_seed(1)
-        steps = []
-        for tokens in INTERPRETED_STEPS if interpreted else STEPS:
-            x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(torch.bfloat16)
-            weights = torch.rand(tokens, checkpoints.TOP_K, generator=random)
-            ids = torch.rand(tokens, checkpoints.EXPERTS, generator=random).topk(checkpoints.TOP_K).indices.int()
-            with set_current_vllm_config(config), set_forward_context(None, config):
-                expected = stock.forward_modular(x, weights, ids).clone()
-            with set_current_vllm_config(paged_config), set_forward_context(None, paged_config):
-                outputs = [layer.forward_paged(x, weights, ids).clone() for layer in layers]
-            steps.append(
-                {
-                    "tokens": tokens,
-                    "identical": torch.equal(outputs[-1], expected),
-                    "finite": bool(expected.isfinite().all()),
-                    "layers_differ": not torch.equal(outputs[0], outputs[1]),
-                }
-            )
+        step = partial(compared_step, checkpoints, (stock, config), (layers, paged_config), random)
+        steps = [step(tokens) for tokens in (INTERPRETED_STEPS if interpreted else STEPS)]
         worker = layers[0]._worker
         worker.publish(exactly=True)
         with set_current_vllm_config(paged_config), set_forward_context(None, paged_config):
@@ -153,7 +141,34 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
             "faults": worker.in_graph.pagers[-1].totals()["faults"] if worker.in_graph else 0,
             "tensors": sorted(layers[-1].expert_tensors.tensors),
         }
+        if slots == GROWN_FROM and not interpreted:
+            found["grown"] = [grow(worker, more) | step(STEPS[-1]) for more in GROWN_TO]
     return found
+
+
+def compared_step(checkpoints, unpaged, paged, random, tokens: int) -> dict[str, object]:
+    """One step of so many tokens; `unpaged` and `paged` are layers and the configuration that they run under."""
+    (stock, config), (layers, paged_config) = unpaged, paged
+    x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(torch.bfloat16)
+    weights = torch.rand(tokens, checkpoints.TOP_K, generator=random)
+    ids = torch.rand(tokens, checkpoints.EXPERTS, generator=random).topk(checkpoints.TOP_K).indices.int()
+    with set_current_vllm_config(config), set_forward_context(None, config):
+        expected = stock.forward_modular(x, weights, ids).clone()
+    with set_current_vllm_config(paged_config), set_forward_context(None, paged_config):
+        outputs = [layer.forward_paged(x, weights, ids).clone() for layer in layers]
+    return {
+        "tokens": tokens,
+        "identical": torch.equal(outputs[-1], expected),
+        "finite": bool(expected.isfinite().all()),
+        "layers_differ": not torch.equal(outputs[0], outputs[1]),
+    }
+
+
+def grow(worker: WorkerPaging, slots: int) -> dict[str, object]:
+    """As a start does once it has measured."""
+    before = worker.in_graph
+    worker.make_slots(slots)
+    return {"slots": slots, "in_place": worker.in_graph is before, "paged": worker.in_graph is not None}
 
 
 def module_at(path: Path):

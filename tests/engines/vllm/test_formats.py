@@ -12,6 +12,13 @@ PLANAR = {"gptq:marlin": 4, "gpt_oss_mxfp4:marlin": 6, "fp8_tensor:triton": 4}
 """Format and backend -> how many tensors make up an expert. A case takes 10 to 20 seconds: these are the telling ones,
 and `run_formats.py` takes any of `benchmarks/formats`, which runs all of them on a GPU."""
 STRIDED = {"fp8_block:triton": 4, "ct_int4_zeros:triton": 6, "gpt_oss_bf16:triton": 4}
+KERNELS = {
+    "fp8_tensor:triton": "TritonExperts",
+    "fp8_block:triton": "TritonExperts",
+    "ct_int4_zeros:triton": "TritonWNA16Experts",
+    "gpt_oss_bf16:triton": "TritonExperts",
+}
+"""Where it is not Marlin's."""
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +42,18 @@ def test_every_step_gives_the_bits_of_the_unpaged_layer(results, case):
         )
 
 
+@pytest.mark.parametrize("case", [case for case in PLANAR if case not in KERNELS])
+def test_slots_that_grow_at_the_start_give_the_same_bits(results, case):
+    """In place, and anew where every expert gets one and nothing is paged any more."""
+    grown = results[case]["grown"]
+    assert [(each["slots"], each["in_place"], each["paged"]) for each in grown] == [(8, True, True), (16, False, False)]
+    assert all(each["identical"] and each["finite"] and each["layers_differ"] for each in grown)
+
+
 @pytest.mark.parametrize("case", [*PLANAR, *STRIDED])
 def test_what_belongs_to_an_expert_is_paged_and_nothing_else(results, case):
     found = results[case]
-    assert found["kernel"] == ("MarlinExperts" if case.endswith("marlin") else found["kernel"])
+    assert found["kernel"] == KERNELS.get(case, "MarlinExperts")
     for slots, of_slots in found["slots"].items():
         assert of_slots["planar"] == (None if slots == "16" else case in PLANAR)
         assert len(of_slots["tensors"]) == {**PLANAR, **STRIDED}[case], of_slots["tensors"]
