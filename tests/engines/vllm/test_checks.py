@@ -13,6 +13,7 @@ vllm = pytest.importorskip("vllm")
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 
 from wisp.engines.vllm import checks, formats, kernels  # noqa: E402
+from wisp.engines.vllm.budget_config import go_by_budget  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError, UnsupportedError  # noqa: E402
 
@@ -62,9 +63,7 @@ def test_wrong_settings_stop_the_start(moe, settings, message):
 
 
 def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):
-    with pytest.raises(
-        UnsupportedError, match=r"gpu_memory is divided by plans for ranks that are alike.* set expert_"
-    ):
+    with pytest.raises(ConfigError, match=r"with --pipeline-parallel-size .* set the split by hand with expert_slots"):
         make_config(moe, additional_config={"wisp": {"gpu_memory": "1GiB"}}, pipeline_parallel_size=2)
 
 
@@ -257,3 +256,18 @@ def test_slots_are_held_against_the_experts_of_one_rank():
         ConfigError, match="a layer of this model has 8 experts on each of 2 ranks; set it to 8 or less"
     ):
         WispSettings(9).check_model(8, 4, waves_by_expert=True, ranks=2)
+
+
+@pytest.mark.parametrize("slots", [None, 8])
+@pytest.mark.parametrize(
+    ("key", "value"), [("pipeline_parallel_size", 2), ("data_parallel_size", 2), ("enable_expert_parallel", True)]
+)
+def test_a_budget_for_ranks_that_hold_unlike_parts_is_refused(key, value, slots):
+    class Given:
+        gpu_memory_utilization, kv_cache_memory_bytes, num_gpu_blocks_override = 0.9, None, None
+
+    alike = {"pipeline_parallel_size": 1, "data_parallel_size": 1, "enable_expert_parallel": False}
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**{**alike, key: value}))
+    told = f"with --{key.replace('_', '-')} .* by hand with expert_slots and --kv-cache-memory-bytes"
+    with pytest.raises(ConfigError, match=told):
+        go_by_budget(Given(), config, WispSettings(slots, gpu_memory="1GiB"))

@@ -78,11 +78,6 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
             "vLLM's CPU kernels do not know which experts a rank has, and crash with --enable-expert-parallel; leave "
             "it out: --tensor-parallel-size alone gives each rank its share of every expert"
         )
-    if settings.expert_slots is None and (ranks > 1 or parallel.pipeline_parallel_size > 1):
-        raise UnsupportedError(
-            "gpu_memory is divided by plans for ranks that are alike, not yet for ranks with experts or layers of "
-            "their own; set expert_slots too, to what each rank's GPU has room for"
-        )
     top_k = model.get_num_experts_per_tok()
     settings.check_model(num_experts // ranks, top_k, waves_by_expert=not current_platform.is_cpu(), ranks=ranks)
 
