@@ -104,6 +104,27 @@ def test_int4_groups_have_a_scale_and_a_zero_point():
     assert model_shape({**TINY, "quantization_config": tensors}).expert_bytes == weights // 2 + groups * 16 // 8
 
 
+@pytest.mark.parametrize(
+    ("quantisation", "name", "weights_a_scale"),
+    [
+        ({"quant_method": "mxfp4"}, "MXFP4, groups of 32", 32),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 16}}},
+            },
+            "NVFP4, groups of 16",
+            16,
+        ),
+    ],
+)
+def test_four_bit_floats_have_a_byte_of_scale_a_group(quantisation, name, weights_a_scale):
+    shape = model_shape({**TINY, "quantization_config": quantisation})
+    weights = 3 * 64 * 32
+    assert shape.expert_format.name == name
+    assert shape.expert_bytes == weights // 2 + weights // weights_a_scale
+
+
 def test_modules_that_are_not_converted_stay_in_16_bits():
     fp8 = {"quant_method": "fp8"}
     all_fp8 = model_shape({**TINY, "quantization_config": fp8})

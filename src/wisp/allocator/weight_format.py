@@ -57,7 +57,7 @@ def plain_format(config: Mapping[str, Any]) -> WeightFormat:
 
 
 def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
-    """The format that a `quantization_config` describes: FP8 (block or tensor scales), int4 or int8 groups.
+    """The format that a `quantization_config` describes: FP8 (block or tensor scales), MXFP4, NVFP4, int4 or int8 groups.
 
     Raises:
         UnsupportedError: another method, whose bytes would be a guess.
@@ -68,6 +68,8 @@ def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
         if block:
             return WeightFormat(f"FP8, {block[0]} x {block[1]} block scales", 8, (int(block[0]), int(block[1])), 32)
         return WeightFormat("FP8", 8)
+    if method in ("mxfp4", "gpt_oss_mxfp4"):
+        return WeightFormat("MXFP4, groups of 32", 4, (1, 32), 8)
     if method in ("gptq", "awq", "auto-round", "gptq_marlin", "awq_marlin"):
         bits = int(quantisation.get("bits") or quantisation.get("w_bit") or 4)
         group = int(quantisation.get("group_size") or quantisation.get("q_group_size") or 128)
@@ -80,11 +82,14 @@ def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
             if block:
                 return WeightFormat(f"FP8, {block[0]} x {block[1]} block scales", 8, (int(block[0]), int(block[1])), 32)
             return WeightFormat("FP8", 8)
+        if weights and weights.get("type") == "float" and int(weights.get("num_bits", 0)) == 4:
+            group = int(weights.get("group_size") or 16)
+            return WeightFormat(f"{'MXFP4' if group == 32 else 'NVFP4'}, groups of {group}", 4, (1, group), 8)
         if weights and weights.get("type") == "int":
             return _grouped(int(weights["num_bits"]), int(weights.get("group_size") or -1), zero_bits=0)
     raise UnsupportedError(
-        f"the bytes of {method or 'this'} quantisation are not known; wisp plan knows bf16, fp16, fp8, gptq, awq and "
-        f"compressed-tensors (8-bit float, integer groups)"
+        f"the bytes of {method or 'this'} quantisation are not known; wisp plan knows bf16, fp16, fp8, mxfp4, gptq, "
+        f"awq and compressed-tensors (8-bit and 4-bit float, integer groups)"
     )
 
 

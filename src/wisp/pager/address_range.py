@@ -101,7 +101,11 @@ class CudaAddressSpace:
             self._checked(self._driver.cuMemMap(address, nbytes, 0, memory, 0))
         finally:
             self._checked(self._driver.cuMemRelease(memory))  # it lives for as long as it is mapped
-        self._checked(self._driver.cuMemSetAccess(address, nbytes, [self._access], 1))
+        try:
+            self._checked(self._driver.cuMemSetAccess(address, nbytes, [self._access], 1))
+        except (NoRoomError, RuntimeError):
+            self.unmap(address, nbytes)  # nobody counts what could not be used
+            raise
 
     def unmap(self, address: int, nbytes: int) -> None:
         """See `AddressSpace`."""
