@@ -57,7 +57,7 @@ def plain_format(config: Mapping[str, Any]) -> WeightFormat:
 
 
 def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
-    """The format that a `quantization_config` describes: FP8 (block or tensor scales), MXFP4, NVFP4, int4 or int8 groups.
+    """The format that a `quantization_config` describes: FP8 (block or tensor scales), MXFP4, NVFP4, int4, int8.
 
     Raises:
         UnsupportedError: another method, whose bytes would be a guess.
