@@ -20,10 +20,11 @@ from rich.console import Console
 HERE = Path(__file__).parent
 ARMS = (
     "vllm-resident:67",
-    "wisp:67,44,32,23",
+    "wisp:44,32,23",
+    "wisp:67",
     *(f"{arm}:{budget}" for budget in (23, 32, 44) for arm in ("vllm-uva", "vllm-prefetch")),
 )
-"""At 67 GiB everything is resident in every arm."""
+"""At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized."""
 ZERO_COPY_GB_S = 51.0
 """What a kernel reads over this link (measured on an H200, PCIe 5 x16); the copy engine's rate stands in the rows."""
 TIMEOUT_SECONDS = 300
