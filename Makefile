@@ -1,4 +1,4 @@
-# make setup | demo | serve | test | lint | format. `make demo` and `make test` set up what they need.
+# make setup | demo | serve | test | test-all | lint | format. `make demo` and `make test` set up what they need.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -15,7 +15,7 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
 	if $$python -c '$(SUPPORTED)' >/dev/null 2>&1; then echo $$python; break; fi; done)
 SERVE_ARGS ?= --port 8000
 
-.PHONY: help setup demo serve test lint format
+.PHONY: help setup demo serve test test-all lint format
 
 help:
 	@grep -E '^# make' Makefile | cut -c3-
@@ -45,6 +45,9 @@ serve: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/pytest
+
+test-all: $(STAMP)
+	$(BIN)/pytest -m ''
 
 lint: $(STAMP)
 	$(BIN)/ruff check

@@ -43,6 +43,7 @@ def test_pipeline_parallel(engines, checkpoint, two_cores):
     assert first["total"]["steps"] >= len(replies["paged"]["schedule"])
 
 
+@pytest.mark.slow
 def test_verify_compares_engines_of_two_ranks(two_cores):
     command = [sys.executable, "-m", "wisp.cli.main", "verify", str(MODEL), "--slots", "8", "--max-tokens", "4"]
     flags = ["--enforce-eager", "--tensor-parallel-size", "2"]

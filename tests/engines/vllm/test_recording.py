@@ -88,6 +88,7 @@ def test_recording_costs_under_two_percent(run):
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_tensor_parallel_ranks_in_processes_of_their_own_are_recorded(tmp_path):
     recorded_run = pytest.importorskip("wisp.engines.vllm.recorded_run")
     path = tmp_path / "trace.npz"

@@ -127,6 +127,7 @@ def test_a_variable_that_sizes_the_kv_is_refused(engines, checkpoint):
     assert "VLLM_CPU_KVCACHE_SPACE sizes the KV" in reply["error"][1]
 
 
+@pytest.mark.slow
 def test_two_ranks_choose_alike_and_divide_the_budget_of_each(engines, checkpoint):
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
