@@ -79,13 +79,18 @@ def empty_launch_us(layers: int) -> float:
     with torch.cuda.graph(graph):
         for _ in range(layers):
             word.zero_()
+    return replay_us(graph) / layers
+
+
+def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+    """Microseconds of a replay: the mean of many in a row."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     for _ in range(REPEATS):
         graph.replay()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) * 1e3 / REPEATS / layers
+    return start.elapsed_time(end) * 1e3 / REPEATS
 
 
 def main() -> None:
@@ -125,13 +130,7 @@ def measure(layers: Layers) -> Iterator[dict[str, float]]:
         ids = distinct(tokens, count, generator).cuda()
         graph = layers.capture(ids)
         graph.replay()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPEATS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        no_miss_us = start.elapsed_time(end) * 1e3 / REPEATS / count
+        no_miss_us = replay_us(graph) / count
         moved = layers.paging.state.fields[:, 4].sum().item()
         steps = torch.stack([distinct(tokens, count, generator) for _ in range(20)]).cuda()
         seconds = layers.seconds(graph, ids, steps)
