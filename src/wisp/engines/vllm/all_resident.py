@@ -25,8 +25,14 @@ def resident_tensors(store: HostStore, device: torch.device) -> dict[str, torch.
     Raises:
         ConfigError: the device has no room for them.
     """
-    check_device_room(
-        2 * store.nbytes, device, f"all {store.num_experts} experts of one more layer"
-    )  # twice for a while
+    need_bytes = 2 * store.nbytes - _cached_bytes(device)  # twice for a while
+    check_device_room(need_bytes, device, f"all {store.num_experts} experts of one more layer")
     rows = store.rows.to(device)  # in one piece: strided copies are slow
     return {name: tensor.contiguous() for name, tensor in store.layout.views(rows).items()}
+
+
+def _cached_bytes(device: torch.device) -> int:
+    """What PyTorch holds of the device and has no use for, such as the rows of the layer before."""
+    if device.type != "cuda":
+        return 0
+    return torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
