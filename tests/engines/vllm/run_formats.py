@@ -25,6 +25,7 @@ from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker.workspace import init_workspace_manager
 
+from wisp.engines.vllm import layer as paged_layer
 from wisp.engines.vllm.layer import PagedRoutedExperts
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
@@ -48,7 +49,7 @@ def main(cases: str, results: str) -> None:
     stand_ins.install()
     WispSettings.decides_on_device = lambda *_: True
     WispSettings.check_model = lambda *_, **__: None  # what it says of a CPU's kernels does not hold here
-    WorkerPaging.check_store = lambda *_: None  # nothing is page-locked on a CPU, and nothing has to be
+    paged_layer.check_store = lambda *_, **__: None  # nothing is page-locked on a CPU, and nothing has to be
     # on a CPU vLLM would take AWQ for something else
     AutoAWQConfig.override_quantization_method = classmethod(
         lambda cls, found, *_, **__: cls.get_name() if found["quant_method"] == "awq" else None

@@ -22,6 +22,7 @@ from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
 from wisp.engines.vllm.formats import format_of
 from wisp.engines.vllm.kernels import KINDS
+from wisp.engines.vllm.layer_checks import check_store
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
@@ -141,7 +142,8 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
     def _empty_store(self, like: dict[str, torch.Tensor]) -> HostStore:
         store = HostStore(like, page_lock=self._settings.page_lock, device=self.moe_config.device)
-        self._worker.check_store(self.layer_name, store, torch.device(self.moe_config.device))
+        on_device = self._settings.decides_on_device(torch.device(self.moe_config.device).type)
+        check_store(self.layer_name, store, on_device=on_device)
         return store
 
     def _finish_after_loading(self) -> None:

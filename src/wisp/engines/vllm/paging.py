@@ -18,7 +18,6 @@ from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import (
-    MARLIN_KIND,
     ExpertMapKernel,
     KernelKind,
     PagedKernel,
@@ -26,6 +25,7 @@ from wisp.engines.vllm.kernels import (
     SlotIdKernel,
     scales_steps,
 )
+from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host
 from wisp.engines.vllm.memory_claims import MemoryClaims
 from wisp.engines.vllm.moe_layers import moe_layers
 from wisp.engines.vllm.patches import available_memory, warm_up
@@ -33,7 +33,7 @@ from wisp.engines.vllm.planar import PlanarKernel
 from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.start_plan import kv_bytes_at_start
-from wisp.errors import HostMemoryError, UnsupportedError
+from wisp.errors import UnsupportedError
 from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.host_memory import HostMemory
 from wisp.pager.pager import ExpertPager
@@ -152,15 +152,6 @@ class WorkerPaging:
         self.layers.append(name)
         return len(self.layers) - 1
 
-    def check_store(self, name: str, store: HostStore, device: torch.device) -> None:
-        """Raise `HostMemoryError` for a store that a graph cannot read."""
-        if self.settings.decides_on_device(device.type) and not store.page_locked:
-            raise HostMemoryError(
-                f"the experts of {name} could not be page-locked, and a CUDA graph can read only page-locked memory "
-                f"of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add "
-                f"--enforce-eager"
-            )
-
     def finish(self, layer: Any) -> None:
         """Take a layer whose store is full. The last one has all of them paged, in the order in which they were made.
 
@@ -187,7 +178,7 @@ class WorkerPaging:
             if self.pages_nothing(store):
                 return PagedLayer(AllResidentKernel(experts), resident_tensors(store, device))
             return self._page_in_graph(place, kind, experts, layer, device)
-        self._check_on_host(kind, experts)
+        check_on_host(kind, experts)
         store = self.stores[place]
         pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
         residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
@@ -195,17 +186,6 @@ class WorkerPaging:
         if kind.takes_expert_map:
             return PagedLayer(ExpertMapKernel(experts, pager, self._partial_outputs_for(layer, device)), pool.tensors)
         return PagedLayer(SlotIdKernel(experts, pager), pool.tensors)
-
-    def _check_on_host(self, kind: KernelKind, experts: Any) -> None:
-        name = type(experts).__name__
-        remedy = "set decide to auto and policy to lru, or add --moe-backend triton"
-        if kind is MARLIN_KIND:
-            raise UnsupportedError(f"the MoE kernel {name} is fed where the device decides only; {remedy}")
-        if scales_steps(experts):
-            raise UnsupportedError(
-                f"{name} scales the activations of a step together, so that a step wider than the slots cannot be "
-                f"computed in waves; set decide to auto and policy to lru"
-            )
 
     def make_slots(self, slots: int) -> None:
         """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
@@ -270,7 +250,7 @@ class WorkerPaging:
         self, place: int, kind: KernelKind, experts: Any, layer: Any, device: torch.device
     ) -> PagedLayer:
         if self.in_graph is None:
-            self._check_in_graph()
+            check_in_graph(self.stores, is_draft=self.is_draft)
             torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
             # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
             planar = not kind.takes_strides or any(tensor.ndim == 1 for tensor in self.stores[place].tensors.values())
@@ -290,19 +270,6 @@ class WorkerPaging:
         partial_outputs = self._partial_outputs_for(layer, device)
         kernel = InGraphKernel(experts, self.in_graph, place, partial_outputs, self._graph_tokens())
         return PagedLayer(kernel, self.in_graph.arena.tensors)
-
-    def _check_in_graph(self) -> None:
-        if self.is_draft and len(self.stores) > 1:
-            raise UnsupportedError(
-                f"the draft model has {len(self.stores)} layers with experts, which run one at a time and not in a "
-                f"round; on the device one is paged so far: leave --speculative-config out, or set decide to host and "
-                f"add --enforce-eager"
-            )
-        if len({(store.layout.signature, store.num_experts) for store in self.stores}) > 1:
-            raise UnsupportedError(
-                "the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
-                "set decide to host and add --enforce-eager"
-            )
 
     def _graph_tokens(self) -> int:
         """The widest step that a CUDA graph may hold."""

@@ -1,0 +1,46 @@
+"""What cannot be paged although the engine could be: refused once a layer's kernel and backing store are known."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from wisp.engines.vllm.kernels import MARLIN_KIND, KernelKind, scales_steps
+from wisp.errors import HostMemoryError, UnsupportedError
+from wisp.pager.store import HostStore
+
+
+def check_store(name: str, store: HostStore, *, on_device: bool) -> None:
+    """Raise `HostMemoryError` for a store that a graph cannot read; `on_device` says where paging is decided."""
+    if on_device and not store.page_locked:
+        raise HostMemoryError(
+            f"the experts of {name} could not be page-locked, and a CUDA graph can read only page-locked memory "
+            f"of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add "
+            f"--enforce-eager"
+        )
+
+
+def check_on_host(kind: KernelKind, experts: Any) -> None:
+    """Raise `UnsupportedError` for a kernel that cannot be fed where the host decides."""
+    name = type(experts).__name__
+    remedy = "set decide to auto and policy to lru, or add --moe-backend triton"
+    if kind is MARLIN_KIND:
+        raise UnsupportedError(f"the MoE kernel {name} is fed where the device decides only; {remedy}")
+    if scales_steps(experts):
+        raise UnsupportedError(
+            f"{name} scales the activations of a step together, so that a step wider than the slots cannot be "
+            f"computed in waves; set decide to auto and policy to lru"
+        )
+
+
+def check_in_graph(stores: Sequence[HostStore], *, is_draft: bool) -> None:
+    """Raise `UnsupportedError` for layers that the device cannot page together."""
+    if is_draft and len(stores) > 1:
+        raise UnsupportedError(
+            f"the draft model has {len(stores)} layers with experts, which run one at a time and not in a "
+            f"round; on the device one is paged so far: leave --speculative-config out, or set decide to host and "
+            f"add --enforce-eager"
+        )
+    if len({(store.layout.signature, store.num_experts) for store in stores}) > 1:
+        raise UnsupportedError(
+            "the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
+            "set decide to host and add --enforce-eager"
+        )
