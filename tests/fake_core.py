@@ -103,3 +103,30 @@ class Core:
     def _call(self, method, timeout=None, args=(), kwargs=None):
         self.run()  # messages reach the workers in order
         return [method(SimpleNamespace(worker=worker), *args) for worker in self.workers]
+
+
+def paging_of(worker):
+    """The pagers of a fake worker, in the place of those that its layers would have made."""
+    return SimpleNamespace(
+        layers=["layer"] * len(worker.pagers),
+        pagers=dict(enumerate(worker.pagers)),
+        stores=[SimpleNamespace(expert_bytes=100)],
+        in_graph=None,
+        slots=4,
+    )
+
+
+def paging_left_alone(worker):
+    """The same where every expert has a slot and the engine's kernel was left alone."""
+    return SimpleNamespace(layers=["layer"] * len(worker.pagers), pagers={}, in_graph=None)
+
+
+def is_untouched(core):
+    """Whether nothing is wrapped, neither the scheduler nor a worker."""
+    pool = core.scheduler.kv_cache_manager.block_pool
+    return (
+        vars(core.scheduler).keys() == {"kv_cache_manager", "requests"}
+        and vars(pool).keys() == {"blocks", "cached", "cached_block_hash_to_block"}
+        and all(vars(worker).keys() == {"vllm_config", "rank", "needs", "pagers"} for worker in core.workers)
+        and all(pager.observe is None for worker in core.workers for pager in worker.pagers)
+    )

@@ -78,7 +78,7 @@ def answer(engine: Any, prompt: list[int], tokens: int) -> list[float]:
 
 def faults_of(engine: Any) -> float:
     """Counted so far, all layers together."""
-    from wisp.engines.vllm import counter_files
+    from wisp.engines.vllm.counters import counter_files
     from wisp.engines.vllm.paging import publish_all
     from wisp.pager.counters import Counters, merged
 
@@ -88,7 +88,7 @@ def faults_of(engine: Any) -> float:
 
 def record(folder: Path, request: dict[str, Any]) -> None:
     """One trace for each case, with every expert resident; where the host decides, so that plans are seen."""
-    from wisp.engines.vllm.recording import EngineRecorder
+    from wisp.engines.vllm.recording.engine_recorder import EngineRecorder
 
     engine = start(
         request,

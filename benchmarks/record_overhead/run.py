@@ -33,8 +33,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 import wisp
 from wisp.cli.served_recording import TAKE_SECONDS
-from wisp.engines.vllm.recording import EngineRecorder
-from wisp.engines.vllm.recording_service import LIMITS
+from wisp.engines.vllm.recording.engine_recorder import EngineRecorder
+from wisp.engines.vllm.recording.recording_service import LIMITS
 from wisp.engines.vllm.settings import WispSettings
 
 MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"

@@ -15,7 +15,7 @@ from wisp.trace import RoutingTrace
 def requests(monkeypatch):
     """What the engine's process would be asked; a stand-in answers with a small trace."""
     asked = []
-    stand_in = types.ModuleType("wisp.engines.vllm.recorded_run")
+    stand_in = types.ModuleType("wisp.engines.vllm.recording.recorded_run")
 
     def record_run(request):
         asked.append(request)
@@ -29,7 +29,7 @@ def requests(monkeypatch):
     stand_in.RunRequest = lambda *parts: types.SimpleNamespace(
         **dict(zip(("model", "settings", "script", "trace_file", "engine_flags"), parts, strict=True))
     )
-    monkeypatch.setitem(sys.modules, "wisp.engines.vllm.recorded_run", stand_in)
+    monkeypatch.setitem(sys.modules, "wisp.engines.vllm.recording.recorded_run", stand_in)
     return asked
 
 

@@ -7,7 +7,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from fake_core import Core, make_request
+from fake_core import Core, make_request, paging_of
 
 from wisp.recording import Recording
 
@@ -18,9 +18,9 @@ from fastapi import FastAPI
 from vllm.entrypoints.serve.middleware.authenticate import AuthenticationMiddleware
 
 from wisp.cli import served_recording
-from wisp.engines.vllm import recording_service, worker_recorder
 from wisp.engines.vllm.endpoint import WispEndpoint
-from wisp.engines.vllm.recording import RecordingLimits
+from wisp.engines.vllm.recording import recording_service, worker_recorder
+from wisp.engines.vllm.recording.engine_recorder import RecordingLimits
 from wisp.engines.vllm.settings import WispSettings
 
 
@@ -71,13 +71,7 @@ class Served:
 def serve(monkeypatch):
     """`serve(...)` starts a server; pieces are taken more often than from a real one."""
     monkeypatch.setattr(served_recording, "TAKE_SECONDS", 0.1)
-    monkeypatch.setattr(
-        worker_recorder,
-        "paging_of",
-        lambda worker: SimpleNamespace(
-            layers=["layer"], pagers={0: worker.pagers[0]}, stores=[SimpleNamespace(expert_bytes=100)], in_graph=None
-        ),
-    )
+    monkeypatch.setattr(worker_recorder, "paging_of", paging_of)
     started = []
 
     def start(core=None, **options):

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
-from wisp.engines.vllm.collector import CountersCollector
+from wisp.engines.vllm.counters.collector import CountersCollector
 from wisp.pager.counters import Counters, PoolFacts
 
 FACTS = PoolFacts(num_experts=16, expert_slots=8, expert_bytes=3 << 20, kernel="TritonExperts", device="cuda")

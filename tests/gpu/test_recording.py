@@ -22,7 +22,7 @@ FLAGS = ("--max-num-batched-tokens", f"{TOKENS}", "--max-num-seqs", "2", "--max-
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     """`record(decide, *flags)`: the report of an engine, and what was recorded of it."""
-    recorded_run = pytest.importorskip("wisp.engines.vllm.recorded_run")
+    recorded_run = pytest.importorskip("wisp.engines.vllm.recording.recorded_run")
     folder, made = tmp_path_factory.mktemp("recorded"), {}
 
     def record(decide, *flags):

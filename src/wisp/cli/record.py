@@ -109,7 +109,7 @@ def _record_model(
     from wisp.cli.preflight import check_serve
 
     check_serve(model, slots, "auto", engine_flags, **settings)
-    from wisp.engines.vllm.recorded_run import RunRequest, record_run
+    from wisp.engines.vllm.recording.recorded_run import RunRequest, record_run
 
     settings = {"expert_slots": int(slots), **settings}
     request = RunRequest(model, settings, script, str(output.absolute()), tuple(engine_flags))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from wisp.engines.vllm.collector import COUNTERS, GAUGES, INFO
+from wisp.engines.vllm.counters.collector import COUNTERS, GAUGES, INFO
 from wisp.errors import StatsError
 from wisp.pager.counters import hit_ratio, over_ranks
 

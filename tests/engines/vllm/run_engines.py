@@ -64,7 +64,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     from vllm import SamplingParams
 
-    from wisp.engines.vllm.counter_files import of_engine
+    from wisp.engines.vllm.counters.counter_files import of_engine
 
     core = llm.llm_engine.engine_core.engine_core
     if llm.llm_engine.vllm_config.parallel_config.pipeline_parallel_size > 1:

@@ -16,7 +16,8 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm import LLM, SamplingParams
 
-from wisp.engines.vllm import counter_files, paging
+from wisp.engines.vllm import paging
+from wisp.engines.vllm.counters import counter_files
 from wisp.errors import WispError
 from wisp.pager.counters import Counters
 

@@ -156,7 +156,7 @@ def test_weights_are_not_reloaded_into_slots(two):
 
 
 def test_the_counters_of_dead_processes_are_swept_up(two):
-    from wisp.engines.vllm import counter_files
+    from wisp.engines.vllm.counters import counter_files
 
     counter_files.path_for("next", rank=0)
     assert not list(counter_files.directory().glob(f"{two['process']}-*"))

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wisp.engines.vllm import counter_files, failure
+from wisp.engines.vllm import failure
+from wisp.engines.vllm.counters import counter_files
 from wisp.engines.vllm.memory_claims import MemoryClaims, path_for
 from wisp.errors import HostMemoryError
 from wisp.pager.host_memory import HEADROOM_BYTES, HostMemory

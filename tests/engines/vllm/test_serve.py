@@ -11,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from wisp.engines.vllm import counter_files, failure
+from wisp.engines.vllm import failure
 from wisp.engines.vllm import serve as serving
+from wisp.engines.vllm.counters import counter_files
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import ConfigError, HostMemoryError, UnsupportedError, WispError
 

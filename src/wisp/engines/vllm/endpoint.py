@@ -7,8 +7,10 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
-from wisp.engines.vllm import failure, meter_service, recording_service
+from wisp.engines.vllm import failure
+from wisp.engines.vllm.metering import meter_service
 from wisp.engines.vllm.protocol import CURVES, HEADER, RECORDINGS, REFUSED
+from wisp.engines.vllm.recording import recording_service
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
-from wisp.engines.vllm import counter_files
+from wisp.engines.vllm.counters import counter_files
 from wisp.pager.host_memory import HostMemory
 
 _SUFFIX = ".memory"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import REGISTRY
 from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 
-from wisp.engines.vllm import counter_files
-from wisp.engines.vllm.collector import CountersCollector
+from wisp.engines.vllm.counters import counter_files
+from wisp.engines.vllm.counters.collector import CountersCollector
 from wisp.engines.vllm.settings import WispSettings
 
 if TYPE_CHECKING:

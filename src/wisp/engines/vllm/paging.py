@@ -13,9 +13,10 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from wisp.engines.vllm import counter_files, memory_claims
+from wisp.engines.vllm import memory_claims
 from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
 from wisp.engines.vllm.broken_pool import BrokenPool
+from wisp.engines.vllm.counters import counter_files
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import (
     ExpertMapKernel,

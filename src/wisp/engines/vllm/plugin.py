@@ -25,9 +25,10 @@ def register() -> None:
         return
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
-    from wisp.engines.vllm import meter_service, recording_service
     from wisp.engines.vllm.layer import PagedRoutedExperts
+    from wisp.engines.vllm.metering import meter_service
     from wisp.engines.vllm.patches import amx_permission, routed_experts
+    from wisp.engines.vllm.recording import recording_service
 
     engine_args.install()
     amx_permission.install()

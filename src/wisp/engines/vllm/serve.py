@@ -10,7 +10,8 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from wisp.engines.vllm import counter_files, failure
+from wisp.engines.vllm import failure
+from wisp.engines.vllm.counters import counter_files
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import ConfigError, UnsupportedError, WispError
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from wisp.engines.vllm.device_routing import DeviceRouting
 from wisp.engines.vllm.paging import WorkerPaging
-from wisp.engines.vllm.routing_source import HostRouting, RoutingSource
 from wisp.engines.vllm.settings import WispSettings
+from wisp.engines.vllm.taps.device_routing import DeviceRouting
+from wisp.engines.vllm.taps.routing_source import HostRouting, RoutingSource
 from wisp.errors import UnsupportedError
 
 

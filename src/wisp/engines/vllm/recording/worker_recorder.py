@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from wisp.engines.vllm.paged_worker import is_first_rank, paging_of, source_of
-from wisp.engines.vllm.routing_source import RoutingSource
-from wisp.engines.vllm.worker_tap import WorkerTap
+from wisp.engines.vllm.taps.paged_worker import is_first_rank, paging_of, source_of
+from wisp.engines.vllm.taps.routing_source import RoutingSource
+from wisp.engines.vllm.taps.worker_tap import WorkerTap
 from wisp.errors import RecordingError, WispError
 from wisp.trace import RoutingTrace
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from wisp.engines.vllm.scheduler_tap import SchedulerTap, block_name
+from wisp.engines.vllm.taps.scheduler_tap import SchedulerTap, block_name
 from wisp.workingset.blocks import MAX_BLOCKS, BlockHistogram
 from wisp.workingset.curve import MissCurve
 

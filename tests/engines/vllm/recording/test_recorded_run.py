@@ -14,7 +14,7 @@ from wisp.recording import Recording
 from wisp.simulate import simulate
 from wisp.workingset import MissCurve, miss_curves
 
-MODEL = Path(__file__).parents[3] / "demo" / "model"
+MODEL = Path(__file__).parents[4] / "demo" / "model"
 SLOTS, TOP_K, TOKENS = 16, 4, 4
 TURNS = ("Write Python code: Send a message to the server", "Continue.")
 QUESTION = "Tell a story about Captain Ahab. " * 12
@@ -28,7 +28,7 @@ FLAGS = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """The report of an engine, and what was recorded of it."""
-    recorded_run = pytest.importorskip("wisp.engines.vllm.recorded_run")
+    recorded_run = pytest.importorskip("wisp.engines.vllm.recording.recorded_run")
     path = tmp_path_factory.mktemp("recorded") / "trace.npz"
     talks = (Conversation("python", TURNS), Conversation("prose", (QUESTION,)), Conversation("prose", (QUESTION,)))
     request = recorded_run.RunRequest(
@@ -90,7 +90,7 @@ def test_recording_costs_under_two_percent(run):
 @pytest.mark.engine
 @pytest.mark.slow
 def test_tensor_parallel_ranks_in_processes_of_their_own_are_recorded(tmp_path):
-    recorded_run = pytest.importorskip("wisp.engines.vllm.recorded_run")
+    recorded_run = pytest.importorskip("wisp.engines.vllm.recording.recorded_run")
     path = tmp_path / "trace.npz"
     script = Script((Conversation("python", TURNS[:1]),), max_tokens=12)
     request = recorded_run.RunRequest(
@@ -112,7 +112,7 @@ def test_tensor_parallel_ranks_in_processes_of_their_own_are_recorded(tmp_path):
 
 
 def test_an_engine_that_fails_is_told(tmp_path):
-    recorded_run = pytest.importorskip("wisp.engines.vllm.recorded_run")
+    recorded_run = pytest.importorskip("wisp.engines.vllm.recording.recorded_run")
     script = Script((Conversation("", ("x",)),))
     request = recorded_run.RunRequest(str(tmp_path), {"expert_slots": 4}, script, str(tmp_path / "t"), ("--nope",))
     with pytest.raises(WispError, match=r"ended with code \d+ before it had answered; its last words:[^$]*--nope"):

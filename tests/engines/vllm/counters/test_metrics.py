@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, multiprocess
 
-from wisp.engines.vllm import counter_files
-from wisp.engines.vllm.collector import COUNTERS, GAUGES, INFO, CountersCollector
+from wisp.engines.vllm.counters import counter_files
+from wisp.engines.vllm.counters.collector import COUNTERS, GAUGES, INFO, CountersCollector
 from wisp.pager.counters import FIELDS, Counters, PoolFacts
 
 FACTS = PoolFacts(num_experts=16, expert_slots=8, expert_bytes=1000, kernel="K", device="cpu")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from wisp.engines.vllm.scheduler_tap import SchedulerTap, block_name
+from wisp.engines.vllm.taps.scheduler_tap import SchedulerTap, block_name
 from wisp.kv_trace import KvEvent, KvTrace
 
 _NAME_BYTES = 96

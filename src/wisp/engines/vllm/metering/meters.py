@@ -3,9 +3,9 @@
 import time
 from typing import Any
 
-from wisp.engines.vllm import expert_meter
-from wisp.engines.vllm.expert_meter import ExpertDepths
-from wisp.engines.vllm.kv_meter import KvMeter
+from wisp.engines.vllm.metering import expert_meter
+from wisp.engines.vllm.metering.expert_meter import ExpertDepths
+from wisp.engines.vllm.metering.kv_meter import KvMeter
 from wisp.errors import UnsupportedError
 from wisp.workingset.curve import MissCurve
 from wisp.workingset.histogram import HALF_LIFE_STEPS

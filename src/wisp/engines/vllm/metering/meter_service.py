@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from wisp.engines.vllm.meters import Meters
+from wisp.engines.vllm.metering.meters import Meters
 from wisp.errors import WispError
 
 METHOD = "wisp_meters"

@@ -7,7 +7,7 @@ from pathlib import Path
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from wisp.engines.vllm.counter_files import is_draft, rank_of
+from wisp.engines.vllm.counters.counter_files import is_draft, rank_of
 from wisp.errors import StatsError
 from wisp.pager.counters import Counters
 

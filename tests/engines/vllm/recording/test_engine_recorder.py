@@ -5,42 +5,27 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_core import Core, make_blocks, make_hash, make_request
+from fake_core import Core, is_untouched, make_blocks, make_hash, make_request, paging_left_alone, paging_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wisp.errors import UnsupportedError, WispError
 from wisp.kv_trace import KvEvent
 from wisp.recording import Recording
-from wisp.workingset import MissCurve
-from wisp.workingset.blocks import BlockHistogram
-from wisp.workingset.histogram import ExpertHistogram
 
 pytest.importorskip("vllm")
 
-from wisp.engines.vllm import expert_meter, meter_service, recording_service, worker_recorder
-from wisp.engines.vllm.recording import EngineRecorder, RecordingLimits
-from wisp.engines.vllm.scheduler_recorder import SchedulerRecorder
-from wisp.engines.vllm.scheduler_tap import SchedulerTap
+from wisp.engines.vllm.recording import worker_recorder
+from wisp.engines.vllm.recording.engine_recorder import EngineRecorder, RecordingLimits
+from wisp.engines.vllm.recording.scheduler_recorder import SchedulerRecorder
+from wisp.engines.vllm.taps.scheduler_tap import SchedulerTap
 
 INSERT, HIT, CAPACITY_MISS, DUPLICATE = KvEvent.INSERT, KvEvent.HIT, KvEvent.CAPACITY_MISS, KvEvent.DUPLICATE
 
 
 @pytest.fixture(autouse=True)
 def _paging(monkeypatch):
-    """The pagers of a fake worker, in the place of those that its layers would have made."""
-
-    def paging_of(worker):
-        return SimpleNamespace(
-            layers=["layer"] * len(worker.pagers),
-            pagers=dict(enumerate(worker.pagers)),
-            stores=[SimpleNamespace(expert_bytes=100)],
-            in_graph=None,
-            slots=4,
-        )
-
-    for module in (worker_recorder, expert_meter):
-        monkeypatch.setattr(module, "paging_of", paging_of)
+    monkeypatch.setattr(worker_recorder, "paging_of", paging_of)
 
 
 def as_lists(recording):
@@ -153,16 +138,6 @@ def test_kv_references_are_told_apart():
     assert (kv.block_tokens, kv.pool_blocks) == (16, 9)
 
 
-def is_untouched(core):
-    pool = core.scheduler.kv_cache_manager.block_pool
-    return (
-        vars(core.scheduler).keys() == {"kv_cache_manager", "requests"}
-        and vars(pool).keys() == {"blocks", "cached", "cached_block_hash_to_block"}
-        and all(vars(worker).keys() == {"vllm_config", "rank", "needs", "pagers"} for worker in core.workers)
-        and all(pager.observe is None for worker in core.workers for pager in worker.pagers)
-    )
-
-
 def test_what_attaches_detaches():
     core = Core(ranks=2)
     recorder = EngineRecorder(core)
@@ -247,95 +222,7 @@ def test_a_recording_that_nobody_takes_ends_by_itself_and_keeps_what_it_has(limi
     assert recorder.take(last=True) is None
 
 
-def ask(core, *words):
-    return recording_service.recording(core, *words)
-
-
-def test_a_server_is_recorded_by_one_at_a_time(monkeypatch):
-    core = Core(layers=1)
-    core.scheduler.requests = {"a": make_request(10**6)}
-    ticket = ask(core, "start")["ticket"]
-    for _ in range(2):
-        core.step([[(1,)]], a=4)
-    assert "recorded already" in ask(core, "start")["error"]
-    assert "is over" in ask(core, "take", "other")["error"]
-    answer = ask(core, "take", ticket)
-    assert Recording.from_bytes(answer["piece"], "core").routing.steps == 1
-    assert answer["seconds"] > 0
-    assert answer["ended"] is None
-    assert Recording.from_bytes(ask(core, "finish", ticket)["piece"], "core").routing.tokens.tolist() == [4]
-    assert "is over" in ask(core, "take", ticket)["error"]
-    assert is_untouched(core)
-    monkeypatch.setattr(recording_service, "LIMITS", RecordingLimits(10**9, 0.0))
-    left = ask(core, "start")["ticket"]
-    again = ask(core, "start")["ticket"]  # the first was not taken for longer than it may
-    assert "is over" in ask(core, "take", left)["error"]
-    core.step([[(1,)]], a=4)
-    assert "not taken for 0 s" in ask(core, "take", again)["ended"]
-    assert ask(core, "finish", again)["piece"] is None
-
-
-def test_only_a_server_that_allows_it_is_recorded():
-    core = Core(settings={"expert_slots": 4})
-    assert "start it with `wisp serve MODEL --recordable`" in ask(core, "start")["error"]
-    assert is_untouched(core)
-
-
-def test_an_engine_that_cannot_be_recorded_is_refused_and_left_alone(monkeypatch):
-    core = Core(ranks=2)
-
-    def refuse(worker):
-        raise UnsupportedError("this engine pages nothing")
-
-    monkeypatch.setattr(worker_recorder, "paging_of", refuse)
-    assert ask(core, "start") == {"error": "this engine pages nothing"}
-    assert is_untouched(core)
-
-
-def test_meters_say_what_the_recording_of_the_same_steps_says():
-    core = Core(layers=2, stages=2)
-    core.scheduler.requests = {"a": make_request(10**6)}
-    pool = core.scheduler.kv_cache_manager.block_pool
-    assert "error" not in meter_service.meters(core)
-    recorder = EngineRecorder(core)
-    for number in range(150):
-        pool.cache_full_blocks([number % 7], make_blocks(1), 0, 1, 16, 0)
-        core.step([[(number % 5, 7)], [(number % 3,)]], a=1)
-    said = meter_service.meters(core)
-    recording = recorder.take(last=True)
-    recorder.stop()
-    curve = MissCurve.total(_decayed(recording.routing))
-    assert said["experts"]["misses_a_step"] == pytest.approx([curve.misses_per_step(slots) for slots in range(9)])
-    assert said["experts"]["misses_a_step"][0] == pytest.approx(4 + 2)  # two stages alike
-    assert (said["experts"]["layers"], said["experts"]["expert_slots"]) == (4, 4)
-    blocks = BlockHistogram()
-    for name, step in zip(recording.kv.blocks, recording.kv.steps, strict=True):
-        blocks.observe(np.array([name]), int(step))
-    own = blocks.curve(150)
-    assert said["kv"]["pool_blocks"] == 9
-    assert said["kv"]["misses_a_step"] == {
-        str(n): pytest.approx(own.misses_per_step(n)) for n in (2, 4, 7, 9, 11, 14, 18)
-    }
-    assert said["kv"]["misses_a_step"]["2"] > 10 * said["kv"]["misses_a_step"]["7"]
-    core._wisp_meters.stop()
-    del core._wisp_meters
-    assert is_untouched(core)
-
-
-def _decayed(routing):
-    histogram = ExpertHistogram(routing.layers, routing.num_experts)
-    for step in range(routing.steps):
-        histogram.observe(np.stack([routing.membership(layer)[step] for layer in range(routing.layers)]))
-    return histogram.curves()
-
-
 def test_an_engine_whose_kernel_is_left_alone_says_how_to_follow_its_routing(monkeypatch):
-    def paging_of(worker):
-        return SimpleNamespace(layers=["layer"], pagers={}, in_graph=None)
-
-    for module in (worker_recorder, expert_meter):
-        monkeypatch.setattr(module, "paging_of", paging_of)
-    core = Core(layers=1)
+    monkeypatch.setattr(worker_recorder, "paging_of", paging_left_alone)
     with pytest.raises(UnsupportedError, match="set recordable to true"):
-        EngineRecorder(core)
-    assert "set recordable to true" in meter_service.meters(core)["error"]
+        EngineRecorder(Core(layers=1))

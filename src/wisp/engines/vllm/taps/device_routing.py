@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from wisp.engines.vllm.routing_source import Bits
+from wisp.engines.vllm.taps.routing_source import Bits
 from wisp.errors import RecordingError
 from wisp.pager.routing_ring import RingReader
 

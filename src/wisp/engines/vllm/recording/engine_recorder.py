@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from wisp.engines.vllm import worker_recorder
-from wisp.engines.vllm.scheduler_recorder import SchedulerRecorder
-from wisp.engines.vllm.worker_recorder import RecordedRouting, RecordingStarted
+from wisp.engines.vllm.recording import worker_recorder
+from wisp.engines.vllm.recording.scheduler_recorder import SchedulerRecorder
+from wisp.engines.vllm.recording.worker_recorder import RecordedRouting, RecordingStarted
 from wisp.errors import RecordingError, UnsupportedError
 from wisp.recording import Recording
 from wisp.trace import RoutingTrace

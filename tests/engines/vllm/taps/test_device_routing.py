@@ -11,7 +11,7 @@ from wisp.trace import RoutingTrace
 
 pytest.importorskip("vllm")
 
-from wisp.engines.vllm.device_routing import DeviceRouting
+from wisp.engines.vllm.taps.device_routing import DeviceRouting
 from wisp.pager.routing_ring import RingReader, RoutingRing
 
 LAYERS, EXPERTS, RING_STEPS = 2, 40, 16

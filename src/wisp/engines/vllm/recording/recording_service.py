@@ -7,7 +7,7 @@ errors are answers: vLLM would turn an exception into a text of its own.
 import secrets
 from typing import Any
 
-from wisp.engines.vllm.recording import EngineRecorder, RecordingLimits
+from wisp.engines.vllm.recording.engine_recorder import EngineRecorder, RecordingLimits
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import RecordingError, WispError
 
