@@ -23,7 +23,7 @@ from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import
 from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm import workers
 
 LAYERS, EXPERTS, TOP_K, EXPERT_BYTES = 48, 128, 8, 3 * 2048 * 768 * 2
 SLOT_GIB = LAYERS * EXPERT_BYTES / GIB
@@ -72,7 +72,7 @@ def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
 
 def resize(engine: LLMEngine, slots: int) -> None:
     """Another number of slots, in place: neither graphs nor residents are lost."""
-    worker = WorkerPaging.of_instance(engine.vllm_config.instance_id)
+    worker = workers.of_instance(engine.vllm_config.instance_id)
     assert worker.in_graph is not None
     worker.in_graph.resize(slots)
 

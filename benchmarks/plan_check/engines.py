@@ -79,7 +79,7 @@ def answer(engine: Any, prompt: list[int], tokens: int) -> list[float]:
 def faults_of(engine: Any) -> float:
     """Counted so far, all layers together."""
     from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.paging import publish_all
+    from wisp.engines.vllm.workers import publish_all
     from wisp.pager.counters import Counters, merged
 
     publish_all()

@@ -29,7 +29,7 @@ def link_rate() -> float:
 def paging(engine: LLMEngine) -> dict[str, float]:
     """The totals of wisp's counters so far, waiting for the device; zeros without paging."""
     from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.paging import publish_all
+    from wisp.engines.vllm.workers import publish_all
     from wisp.pager.counters import FIELDS, Counters
 
     publish_all()

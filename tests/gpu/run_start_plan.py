@@ -36,7 +36,7 @@ def run(model: str, blocks: int | None) -> dict[str, Any]:
 
     from wisp.engines.vllm import start_plan
     from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.paging import publish_all
+    from wisp.engines.vllm.workers import publish_all
     from wisp.pager.counters import Counters
 
     told: list[str] = []

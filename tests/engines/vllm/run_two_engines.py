@@ -16,7 +16,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 from vllm import LLM, SamplingParams
 
-from wisp.engines.vllm import paging
+from wisp.engines.vllm import workers
 from wisp.engines.vllm.counters import counter_files
 from wisp.errors import WispError
 from wisp.pager.counters import Counters
@@ -34,12 +34,12 @@ def main(model: str, results: str) -> None:
     outcome["together"] = [generate(second), generate(first)]
     outcome["aborted"] = abort_one(first)
     outcome["after an abort"] = generate(first)
-    outcome["workers"] = [len(paging._workers)]
+    outcome["workers"] = [workers.count()]
     second.llm_engine.engine_core.shutdown()
     del second
     gc.unfreeze()  # vLLM hides from the collector what it has started with
     gc.collect()
-    outcome["workers"].append(len(paging._workers))
+    outcome["workers"].append(workers.count())
     outcome["reload"] = reload_weights(first)
     outcome["process"] = os.getpid()
     Path(results).write_text(json.dumps(outcome))

@@ -6,8 +6,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
-from wisp.engines.vllm import paging
-from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm import workers
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import ConfigError
 
@@ -16,7 +15,7 @@ SETTINGS = WispSettings(expert_slots=6)
 
 @pytest.fixture(autouse=True)
 def _no_patch(monkeypatch):
-    monkeypatch.setattr(paging.warm_up, "install", lambda _forget: None)
+    monkeypatch.setattr(workers.warm_up, "install", lambda _forget: None)
 
 
 def make_config(name):
@@ -29,7 +28,7 @@ def with_other_parts(config):
 
 
 def join(config, settings=SETTINGS, num_experts=16):
-    return WorkerPaging.for_new_layer(config, settings, num_experts)
+    return workers.for_new_layer(config, settings, num_experts)
 
 
 def loaded(config):
@@ -55,7 +54,7 @@ def test_layers_that_are_made_later_are_the_drafts(copied):
     assert draft is target.draft is join(copied(config))
     assert draft.is_draft
     assert draft is not target
-    assert WorkerPaging.of(config, SETTINGS) is target, "who asks for the engine's paging means the target's"
+    assert workers.of_engine(config, SETTINGS) is target, "who asks for the engine's paging means the target's"
 
 
 def test_another_engine_in_the_process_is_no_draft():
@@ -89,7 +88,7 @@ def test_a_drafts_warm_up_is_forgotten_with_the_targets():
     forgotten = []
     target.counters = SimpleNamespace(reset=lambda: forgotten.append("target"))
     join(config).counters = SimpleNamespace(reset=lambda: forgotten.append("draft"))
-    paging._forget_warm_up("six")
+    workers._forget_warm_up("six")
     assert forgotten == ["target", "draft"]
 
 

@@ -134,7 +134,7 @@ def main(model: str, results: str) -> None:
     import torch
     from vllm import LLM, SamplingParams
 
-    from wisp.engines.vllm.paging import WorkerPaging
+    from wisp.engines.vllm import workers
     from wisp.engines.vllm.settings import WispSettings
 
     llm = LLM(
@@ -152,7 +152,7 @@ def main(model: str, results: str) -> None:
     config = llm.llm_engine.vllm_config
     settings = WispSettings.of(config)
     assert settings is not None
-    worker = WorkerPaging.of(config, settings)
+    worker = workers.of_engine(config, settings)
 
     def ask() -> dict[str, Any]:
         (result,) = llm.collective_rpc("wisp_check_integrity")

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from wisp.engines.vllm import workers
 from wisp.engines.vllm.integrity import IntegrityExtension
-from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 
 
@@ -32,7 +32,7 @@ class DeviceMemoryExtension(IntegrityExtension):
         settings = WispSettings.of(self.vllm_config)
         if settings is None:
             return None
-        paging = WorkerPaging.of(self.vllm_config, settings)
+        paging = workers.of_engine(self.vllm_config, settings)
         if paging.in_graph is not None:
             return "device"
         return "host" if paging.pagers else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wisp.engines.vllm import workers
 from wisp.engines.vllm.in_graph import InGraphPaging
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
@@ -42,7 +43,7 @@ class IntegrityExtension:
             UnsupportedError: nothing is paged here.
         """
         settings = WispSettings.of(self.vllm_config)
-        layers = [] if settings is None else list(paged_tables(WorkerPaging.of(self.vllm_config, settings)))
+        layers = [] if settings is None else list(paged_tables(workers.of_engine(self.vllm_config, settings)))
         if not layers:
             raise UnsupportedError("this engine pages no experts; start it with `wisp serve MODEL --expert-slots N`")
         return asdict(check(layers))

@@ -17,13 +17,12 @@ from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
-from wisp.engines.vllm import failure
+from wisp.engines.vllm import failure, workers
 from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
 from wisp.engines.vllm.formats import format_of
 from wisp.engines.vllm.kernels import KINDS
 from wisp.engines.vllm.layer_checks import check_store
-from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.device import DevicePager
@@ -46,7 +45,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         # Whatever the quantisation method creates under this context never touches the device as a whole.
         with torch.device("cpu"):
             super().__init__(*args, **kwargs)
-        self._worker = WorkerPaging.for_new_layer(vllm_config, settings, self.local_num_experts)
+        self._worker = workers.for_new_layer(vllm_config, settings, self.local_num_experts)
         self._settings = self._worker.settings
         self._check_method(self._settings)
         self._check_room()
@@ -127,7 +126,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             )
         on_host = torch.device(self.moe_config.device).type == "cpu"
         copies = self.local_num_experts + on_host * self._worker.slots
-        self._worker.check_room(sum(parameter[0].nbytes for parameter in parameters) * copies)
+        self._worker.host_room.claim_layer(sum(parameter[0].nbytes for parameter in parameters) * copies)
 
     def _make_store(self) -> HostStore:
         """Move the still empty parameters into a backing store, so that loading writes there."""

@@ -1,22 +1,16 @@
-"""What the paged layers of one worker share: the counters, one buffer, and a warm-up that is forgotten.
-
-vLLM builds layers one by one and hands them nothing of ours, so they meet here, by the engine's instance id.
-"""
+"""What the paged layers of one worker share: the counters, one buffer, and a warm-up that is forgotten."""
 
 import gc
-import os
 import weakref
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
-from weakref import WeakValueDictionary
 
 import torch
 
-from wisp.engines.vllm import memory_claims
 from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.counters import counter_files
+from wisp.engines.vllm.host_room import HostRoom
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import (
     ExpertMapKernel,
@@ -27,29 +21,20 @@ from wisp.engines.vllm.kernels import (
     scales_steps,
 )
 from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host
-from wisp.engines.vllm.memory_claims import MemoryClaims
-from wisp.engines.vllm.moe_layers import moe_layers
-from wisp.engines.vllm.patches import available_memory, warm_up
 from wisp.engines.vllm.planar import PlanarKernel
 from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
-from wisp.engines.vllm.start_plan import kv_bytes_at_start
 from wisp.errors import UnsupportedError
 from wisp.pager.counters import Counters, PoolFacts
-from wisp.pager.host_memory import HostMemory
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool
 from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
 from wisp.policies import make_policy
 from wisp.resident import ResidentSet
-from wisp.units import parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-
-_workers: WeakValueDictionary[str, "WorkerPaging"] = WeakValueDictionary()
-"""By instance id. The layers own theirs, so that a dropped engine takes its backing stores along."""
 
 EAGER_IN_PLACE_TOKENS = 64
 """Without CUDA graphs, wider steps than this are streamed."""
@@ -70,10 +55,8 @@ class WorkerPaging:
 
     settings: WispSettings
     vllm_config: "VllmConfig"
-    claims: MemoryClaims
+    host_room: HostRoom
     layers: list[str] = field(default_factory=list)
-    planned_bytes: int = 0
-    """Of host memory that the layers made so far take."""
     loaded: list[Any] = field(default_factory=list)
     """Layers whose stores are full, while others are still to come."""
     stores: list[HostStore] = field(default_factory=list)
@@ -98,55 +81,6 @@ class WorkerPaging:
 
     def __post_init__(self) -> None:
         self.slots = self.settings.expert_slots or int(self.vllm_config.model_config.get_num_experts_per_tok())
-
-    @classmethod
-    def of(cls, vllm_config: "VllmConfig", settings: WispSettings) -> "WorkerPaging":
-        """The one of this engine's target model, made at the first call."""
-        worker = _workers.get(vllm_config.instance_id)
-        if worker is None:
-            worker = _workers[vllm_config.instance_id] = cls(settings, vllm_config, _claims(vllm_config, "target"))
-            warm_up.install(_forget_warm_up)
-            available_memory.install(_available_memory)
-        return worker
-
-    @classmethod
-    def of_instance(cls, instance_id: str) -> "WorkerPaging":
-        """The one in this process of the engine with this instance id; KeyError if there is none."""
-        return _workers[instance_id]
-
-    @classmethod
-    def for_new_layer(cls, vllm_config: "VllmConfig", settings: WispSettings, num_experts: int) -> "WorkerPaging":
-        """The one that a layer of so many experts, which is being made, belongs to.
-
-        vLLM loads the draft model once the target is loaded, under a changed copy of the target's configuration at
-        times; the two copies share what layers are registered in.
-        """
-        registry = vllm_config.compilation_config.static_forward_context
-        sharing = [w for w in _workers.values() if w.vllm_config.compilation_config.static_forward_context is registry]
-        target = sharing[0] if sharing else cls.of(vllm_config, settings)
-        if target.counters is None:  # nothing is loaded yet
-            return target
-        if target.draft is None:
-            claims = _claims(target.vllm_config, "draft")
-            target.draft = cls(settings.for_draft(num_experts), target.vllm_config, claims, is_draft=True)
-        return target.draft
-
-    def check_room(self, layer_bytes: int) -> None:
-        """Check what one more layer takes of the host memory against what was free, before anything is loaded.
-
-        All MoE layers are taken to be alike, so that the first one already stands for all of this worker's.
-        """
-        model = self.vllm_config.model_config
-        layers = 1 if self.layers or self.is_draft else moe_layers(model, self.vllm_config.parallel_config)
-        need = self.planned_bytes + layer_bytes * layers
-        self.planned_bytes += layer_bytes
-        self.claims.claim(need, self._free_memory, f"the backing store of {model.model}")
-
-    def _free_memory(self) -> HostMemory:
-        """As it is before the first backing store is made, or as the user says."""
-        if self.settings.host_memory is None:
-            return HostMemory.read()
-        return HostMemory(parse_bytes(self.settings.host_memory), "host_memory in the wisp configuration")
 
     def add_layer(self, name: str) -> int:
         """Take up one more layer, before it is loaded; returns its place among them."""
@@ -314,29 +248,3 @@ class WorkerPaging:
             self.counters.reset()
         if self.draft is not None:
             self.draft.forget_warm_up()
-
-
-def _claims(vllm_config: "VllmConfig", model: str) -> MemoryClaims:
-    """Of this process, for its target or its draft model."""
-    return MemoryClaims(memory_claims.path_for(vllm_config.instance_id), f"{os.getpid()} {model}")
-
-
-def publish_all(_worker: object = None) -> None:
-    """Bring the counters of all engines whose workers are in this process up to date, waiting for their devices.
-
-    `engine.collective_rpc(publish_all)` does so in the process of each rank.
-    """
-    for worker in list(_workers.values()):
-        worker.publish(exactly=True)
-
-
-def _available_memory(vllm_worker: Any, measure: Callable[[], int]) -> int:
-    paging = _workers.get(vllm_worker.vllm_config.instance_id)
-    if paging is None or paging.settings.gpu_memory is None:
-        return measure()
-    return kv_bytes_at_start(vllm_worker, paging, measure)
-
-
-def _forget_warm_up(instance_id: str) -> None:
-    if (worker := _workers.get(instance_id)) is not None:
-        worker.forget_warm_up()

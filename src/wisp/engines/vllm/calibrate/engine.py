@@ -77,7 +77,7 @@ class Bench:
     def counted(self) -> dict[str, float]:
         """What paging has counted so far, waiting for the device."""
         from wisp.engines.vllm.counters import counter_files
-        from wisp.engines.vllm.paging import publish_all
+        from wisp.engines.vllm.workers import publish_all
         from wisp.pager.counters import Counters, merged
 
         publish_all()

@@ -62,8 +62,8 @@ def record_run(request: RunRequest) -> RunReport:
 
 def _run(request: RunRequest) -> RunReport:
     from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.paging import publish_all
     from wisp.engines.vllm.recording.engine_recorder import EngineRecorder
+    from wisp.engines.vllm.workers import publish_all
     from wisp.pager.counters import Counters, merged
 
     engine = _start(request)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from wisp.engines.vllm import workers
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.taps.device_routing import DeviceRouting
@@ -27,7 +28,7 @@ def paging_of(worker: Any) -> WorkerPaging:
             "together yet; leave it out: routing does not depend on it"
         )
     settings = WispSettings.of(worker.vllm_config)
-    paging = None if settings is None else WorkerPaging.of(worker.vllm_config, settings)
+    paging = None if settings is None else workers.of_engine(worker.vllm_config, settings)
     if paging is None or not paging.layers:
         raise UnsupportedError("this engine pages nothing, so there is no routing to read; set expert_slots")
     return paging

@@ -148,7 +148,7 @@ def _answer(output: Any) -> Answer:
 def counters_of(engine: Any) -> dict[str, float] | None:
     """The engine's paging counters, summed over layers and ranks; None for the stock engine."""
     from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.paging import publish_all
+    from wisp.engines.vllm.workers import publish_all
     from wisp.pager.counters import Counters, merged
 
     engine.collective_rpc(publish_all)
