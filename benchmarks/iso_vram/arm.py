@@ -1,4 +1,4 @@
-"""One engine under one memory budget: prints a row of results as the last line, as JSON.
+"""One engine under one memory budget, or several: prints what was measured as the last line, as JSON.
 
 python arm.py --arm wisp --budget-gib 32
 """
@@ -17,7 +17,9 @@ os.environ["VLLM_MOE_ROUTING_SIMULATION_STRATEGY"] = "wisp_trace"
 import dummy_weights
 import torch
 from measured_engine import GIB, decode, first_token, host_peak_gib, link_rate
+from prefill_profile import prefill_profile
 from routing import STRATEGY, Locality, TraceRouting, describe, generate
+from together import report, wait_for_turn
 from vllm import EngineArgs
 from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
 from vllm.model_executor.model_loader import dummy_loader
@@ -88,6 +90,9 @@ def main() -> None:
     parser.add_argument("--prompts", default="512,4096")
     parser.add_argument("--max-tokens", type=int, default=4096)
     parser.add_argument("--compile-mode", type=int, default=3)
+    parser.add_argument(
+        "--profile-prefill", action="store_true", help="of the last budget: where the longest prompt's time goes"
+    )
     options = parser.parse_args()
     dummy_loader.initialize_single_dummy_weight = dummy_weights.fill
     trace = generate(256, LAYERS, STREAMS, EXPERTS, TOP_K, Locality())
@@ -95,24 +100,27 @@ def main() -> None:
     first, *others = map(float, options.budget_gib.split(","))
     options.budget_gib = first
     args, resident = engine_args(options)
-    free_before, _ = torch.cuda.mem_get_info()
     start = time.perf_counter()
     engine = LLMEngine.from_engine_args(args)
+    start_seconds = time.perf_counter() - start
+    wait_for_turn()
     common = {
         "kv_tokens": options.kv_tokens,
-        "start_s": time.perf_counter() - start,
+        "start_s": start_seconds,
         "link_gb_s": link_rate() / 1e9,
         "routing": describe(Locality(), trace),
     }
-    reports = [{**common, **measure(engine, options, resident, free_before)}]
+    reports = [{**common, **measure(engine, options, resident)}]
     for options.budget_gib in others:
         _, resident = engine_args(options)
         resize(engine, resident)
-        reports.append({**common, **measure(engine, options, resident, free_before)})
-    print(json.dumps(reports), flush=True)
+        reports.append({**common, **measure(engine, options, resident)})
+    if options.profile_prefill:  # once all is measured: it leaves traces in what follows
+        reports[-1]["prefill_profile"] = prefill_profile(engine, int(options.prompts.split(",")[-1]))
+    report(reports)
 
 
-def measure(engine: LLMEngine, options: argparse.Namespace, resident: int, free_before: int) -> dict[str, object]:
+def measure(engine: LLMEngine, options: argparse.Namespace, resident: int) -> dict[str, object]:
     """What one budget gives."""
     warm_steps, measured_steps = WARM_STEPS, MEASURED_STEPS
     if options.arm in ("vllm-uva", "vllm-prefetch"):
@@ -124,14 +132,13 @@ def measure(engine: LLMEngine, options: argparse.Namespace, resident: int, free_
     for tokens in filter(None, options.prompts.split(",")):
         ttft[tokens] = first_token(engine, int(tokens))
         print(json.dumps({tokens: ttft[tokens]}), flush=True)
-    free_after, _ = torch.cuda.mem_get_info()
     return {
         "arm": options.arm,
         "budget_gib": options.budget_gib,
         "expert_slots": resident,
         "decode": steps,
         "ttft_s": ttft,
-        "peak_gpu_gib": (free_before - free_after) / GIB,
+        "free_gpu_bytes": torch.cuda.mem_get_info()[0],
         "peak_host_gib": host_peak_gib(),
     }
 

@@ -1,30 +1,34 @@
-"""Run the arms one after the other, each in a process of its own, and add their rows to results.json.
+"""Run the arms, each in a process of its own, and add their rows to results.json.
 
-    python run.py                                   # everything: about 20 minutes on one H200
-    python run.py --arms wisp:44,32 vllm-uva:32     # some of it; rows of one call are comparable with each other
+    python run.py                                              # everything: about 15 minutes on one H200
+    python run.py --groups wisp:44,32+vllm-uva:32 wisp:67      # some of it
 
-Rows are kept by call, arm, budget and batch; only those of one call are compared with each other.
+Arms of a group start at the same time and are measured one after the other. Rows are kept by call, arm, budget and
+batch; only those of one call are compared with each other.
 """
 
 import argparse
 import datetime
 import json
 import platform
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
 from rich.console import Console
 
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
+from together import Outcome, run_together
+
 HERE = Path(__file__).parent
-ARMS = (
-    "vllm-resident:67",
-    "wisp:44,32,23",
-    "wisp:67",
-    *(f"{arm}:{budget}" for budget in (23, 32, 44) for arm in ("vllm-uva", "vllm-prefetch")),
+GROUPS = (
+    "vllm-resident:67+wisp:23,32,44",
+    "vllm-uva:23+vllm-uva:32+vllm-uva:44",
+    "wisp:67+vllm-prefetch:32",
+    "vllm-prefetch:23+vllm-prefetch:44",
 )
-"""At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized."""
+"""At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized.
+A group fits 128 GiB of GPU memory and 110 GiB of host memory."""
 ZERO_COPY_GB_S = 51.0
 """What a kernel reads over this link (measured on an H200, PCIe 5 x16); the copy engine's rate stands in the rows."""
 TIMEOUT_SECONDS = 300
@@ -32,21 +36,21 @@ TIMEOUT_SECONDS = 300
 console = Console()
 
 
-def run_arm(arm: str, budget_gib: str, more: list[str]) -> list[dict[str, object]]:
-    """One arm's reports, one for each budget."""
-    command = [sys.executable, str(HERE / "arm.py"), "--arm", arm, "--budget-gib", budget_gib, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{arm} at {budget_gib} GiB ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    reports: list[dict[str, object]] = json.loads(done.stdout.splitlines()[-1])
-    return reports
+def command_of(name: str, more: list[str]) -> list[str]:
+    """What runs an arm, such as wisp:44,32."""
+    arm, budget_gib = name.split(":")
+    return [sys.executable, str(HERE / "arm.py"), "--arm", arm, "--budget-gib", budget_gib, *more]
 
 
 def rows_of(
-    report: dict[str, object], resident_step_s: dict[str, float], machine: str, call: str
+    report: dict[str, object], free_gpu_bytes: int, resident_step_s: dict[str, float], machine: str, call: str
 ) -> list[dict[str, object]]:
-    """A row for each batch size; the floor is the resident step of the same call plus the missed bytes."""
+    """A row for each batch size; the floor is the resident step of the same call plus the missed bytes.
+
+    The peak of GPU memory is what its end has set free (`free_gpu_bytes`), less what it held less at the time.
+    """
     rows = []
+    peak_gib = (free_gpu_bytes - report["free_gpu_bytes"]) / 2**30
     for batch, decode in report["decode"].items():
         floor = None
         if batch in resident_step_s:
@@ -59,7 +63,9 @@ def rows_of(
                 "step_s": decode["step_s"],
                 "moved_gib_a_step": decode["moved_gib_a_step"] or None,
                 "step_over_floor": decode["step_s"] / floor if floor and report["arm"] == "wisp" else None,
-                **{name: report[name] for name in ("ttft_s", "start_s", "link_gb_s", "peak_gpu_gib", "peak_host_gib")},
+                **{name: report[name] for name in ("prefill_profile",) if name in report},
+                **{name: report[name] for name in ("ttft_s", "start_s", "link_gb_s", "peak_host_gib")},
+                "peak_gpu_gib": peak_gib,
                 "machine": machine,
                 "call": call,
             }
@@ -67,8 +73,9 @@ def rows_of(
     return rows
 
 
-def merge(path: Path, reports: list[dict[str, object]], machine: str, call: str, command: str) -> None:
-    """Add the rows of one call to the results."""
+def merge(path: Path, outcome: Outcome, machine: str, call: str, command: str) -> None:
+    """Add the rows of one arm to the results."""
+    reports = outcome.report
     results = json.loads(path.read_text()) if path.exists() else {"calls": {}, "rows": []}
     resident = {
         str(row["batch"]): row["step_s"]
@@ -76,7 +83,7 @@ def merge(path: Path, reports: list[dict[str, object]], machine: str, call: str,
         if row["arm"] == "vllm-resident" and row["call"] == call
     }
     resident |= {b: d["step_s"] for r in reports if r["arm"] == "vllm-resident" for b, d in r["decode"].items()}
-    fresh = [row for report in reports for row in rows_of(report, resident, machine, call)]
+    fresh = [row for report in reports for row in rows_of(report, outcome.free_gpu_bytes, resident, machine, call)]
 
     def key(row: dict[str, object]) -> tuple[object, ...]:
         return row["call"], row["arm"], row["budget_gib"], row["batch"]
@@ -95,7 +102,7 @@ def merge(path: Path, reports: list[dict[str, object]], machine: str, call: str,
 def main() -> None:
     """Run what is asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", default=ARMS, metavar="ARM:GIB")
+    parser.add_argument("--groups", nargs="+", default=GROUPS, metavar="ARM:GIB+ARM:GIB", help="each starts together")
     parser.add_argument("--results", type=Path, default=HERE / "results.json")
     parser.add_argument("--call", help="continue this one, on the machine that it ran on; the default is a new one")
     options, more = parser.parse_known_args()
@@ -105,18 +112,17 @@ def main() -> None:
     call = options.call or datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M")
     command = " ".join(["python", "benchmarks/iso_vram/run.py", *sys.argv[1:]])
     failed = []
-    for number, name in enumerate(options.arms, 1):
-        arm, budget_gib = name.split(":")
-        try:
-            with console.status(f"{number} of {len(options.arms)}: {arm} at {budget_gib} GiB"):
-                reports = run_arm(arm, budget_gib, more)
-        except (RuntimeError, subprocess.TimeoutExpired) as error:
-            failed.append(name)
-            console.print(f"{name}: {error}", markup=False)
-            continue
-        merge(options.results, reports, machine, call, command)
-        for report in reports:
-            console.print(f"{arm} at {report['budget_gib']} GiB: {report['decode']} {report['ttft_s']}", markup=False)
+    for number, group in enumerate(options.groups, 1):
+        with console.status(f"group {number} of {len(options.groups)}: {group}"):
+            for outcome in run_together({name: command_of(name, more) for name in group.split("+")}, TIMEOUT_SECONDS):
+                if outcome.failed:
+                    failed.append(outcome.name)
+                    console.print(f"{outcome.name}: {outcome.failed}", markup=False)
+                    continue
+                merge(options.results, outcome, machine, call, command)
+                for report in outcome.report:
+                    told = f"{report['decode']} {report['ttft_s']} {report.get('prefill_profile', '')}"
+                    console.print(f"{report['arm']} at {report['budget_gib']} GiB: {told}", markup=False)
     if failed:
         sys.exit(f"not measured: {', '.join(failed)}")
 

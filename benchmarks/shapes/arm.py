@@ -20,6 +20,8 @@ import torch
 from measured_engine import GIB, decode, host_peak_gib, link_rate
 from routing import STRATEGY, Locality, TraceRouting, describe, generate
 from shapes import SHAPES, Shape, configuration, experts, moe_layers
+from together import report as hand_over
+from together import wait_for_turn
 from vllm import EngineArgs
 from vllm.config import CompilationMode
 from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
@@ -89,16 +91,17 @@ def main() -> None:
     locality = Locality()
     trace = generate(128, report["moe_layers"], STREAMS, report["experts"], report["top_k"], locality)
     RoutingSimulator.register_strategy(STRATEGY, TraceRouting(trace))
-    free_before = torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
     with TemporaryDirectory(prefix="wisp-shape-") as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         start = time.perf_counter()
         try:
             engine = LLMEngine.from_engine_args(engine_args(folder, shape, options))
         except WispError as error:
-            print(json.dumps({**report, "refused": str(error)}), flush=True)
+            wait_for_turn()
+            hand_over({**report, "refused": str(error)})
             return
         report["start_s"] = time.perf_counter() - start
+        wait_for_turn()
         batches = map(int, options.batches.split(",")) if options.batches else shape.batches
         report["decode"] = {}
         for batch in batches:
@@ -113,9 +116,9 @@ def main() -> None:
     report["routing"] = describe(locality, trace)
     report["peak_host_gib"] = host_peak_gib()
     if torch.cuda.is_available():
-        report["peak_gpu_gib"] = (free_before - torch.cuda.mem_get_info()[0]) / GIB
+        report["free_gpu_bytes"] = torch.cuda.mem_get_info()[0]
         report["link_gb_s"] = link_rate() / 1e9
-    print(json.dumps(report), flush=True)
+    hand_over(report)
 
 
 if __name__ == "__main__":

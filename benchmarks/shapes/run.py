@@ -1,10 +1,11 @@
 """Run every shape in a process of its own and keep its rows in results.json, keyed by the model.
 
-    python benchmarks/shapes/run.py                              # all: about eight minutes on one H200
-    python benchmarks/shapes/run.py --only olmoe-1b-7b mixtral-8x7b
+    python benchmarks/shapes/run.py                              # all: about six minutes on one H200
+    python benchmarks/shapes/run.py --groups olmoe-1b-7b+gpt-oss-20b mixtral-8x7b
     python benchmarks/shapes/run.py --tiny --results /tmp/r.json # two small layers each, without a GPU
 
-Other options go to arm.py. A shape that fails leaves its reason in results.json in place of rows, and the exit code 1.
+Shapes of a group start at the same time and are measured one after the other. Other options go to arm.py. A shape that
+fails leaves its reason in results.json in place of rows, and the exit code 1.
 """
 
 import argparse
@@ -12,7 +13,6 @@ import datetime
 import json
 import platform
 import shlex
-import subprocess
 import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,9 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from shapes import SHAPES
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
+from together import Outcome, run_together
 
 HERE = Path(__file__).parent
 COLUMNS = {
@@ -39,21 +41,19 @@ COLUMNS = {
     "peak_gpu_gib": ".1f",
 }
 
+GROUPS = ("mixtral-8x7b+olmoe-1b-7b", "minimax-m2+deepseek-v2-lite+gpt-oss-20b")
+"""Each fits 100 GiB of host memory."""
+
 console = Console(width=160)
 
 
-def run_arm(model: str, timeout_seconds: float, more: list[str]) -> dict[str, Any]:
-    """The shape's report; one that ends without has a `failed` with its last words."""
-    command = [sys.executable, str(HERE / "arm.py"), model, *more]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_seconds, check=False)
-    except subprocess.TimeoutExpired as late:
-        said = late.stdout.decode(errors="replace") if isinstance(late.stdout, bytes) else late.stdout or ""
-        return {"model": model, "failed": f"not done after {timeout_seconds:.0f} s; until then: {said[-600:]}"}
-    lines = [line for line in done.stdout.splitlines() if line.startswith('{"model"')]
-    if done.returncode != 0 or not lines:
-        return {"model": model, "failed": f"ended with {done.returncode}: {done.stderr[-1500:]}"}
-    report: dict[str, Any] = json.loads(lines[-1])
+def report_of(outcome: Outcome) -> dict[str, Any]:
+    """The shape's report, with its peak of GPU memory; one that ended without has a `failed` with its last words."""
+    if outcome.failed:
+        return {"model": outcome.name, "failed": outcome.failed}
+    report: dict[str, Any] = dict(outcome.report)
+    if "free_gpu_bytes" in report:
+        report["peak_gpu_gib"] = (outcome.free_gpu_bytes - report.pop("free_gpu_bytes")) / 2**30
     return report
 
 
@@ -101,28 +101,30 @@ def versions() -> dict[str, str]:
 def main() -> int:
     """Run what is asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(SHAPES), choices=list(SHAPES), metavar="MODEL")
-    parser.add_argument("--timeout", type=float, help="seconds a shape may take; the shape's own bound otherwise")
+    parser.add_argument("--groups", nargs="+", default=GROUPS, metavar="MODEL+MODEL", help="each starts together")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds to start a group, and to measure a shape")
     parser.add_argument("--results", type=Path, default=HERE / "results.json")
     options, more = parser.parse_known_args()
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
     reports = []
-    for number, model in enumerate(options.only, 1):
+    for number, group in enumerate(options.groups, 1):
         start = time.monotonic()
-        with console.status(f"{number} of {len(options.only)}: {model}"):
-            report = run_arm(model, options.timeout or SHAPES[model].timeout_seconds, more)
-        reports.append(report)
-        call = {
-            "command": shlex.join(["python", "benchmarks/shapes/run.py", *sys.argv[1:]]),
-            "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-            "machine": f"{device}, {platform.processor() or platform.machine()}",
-            "versions": versions(),
-        }
-        merge(options.results, report, call)
-        outcome = next((f"{key}: {report[key]}" for key in ("refused", "failed") if key in report), "done")
-        console.print(f"{model}, {time.monotonic() - start:.0f} s: {outcome}", markup=False)
+        commands = {model: [sys.executable, str(HERE / "arm.py"), model, *more] for model in group.split("+")}
+        with console.status(f"group {number} of {len(options.groups)}: {group}"):
+            for outcome in run_together(commands, options.timeout):
+                report = report_of(outcome)
+                reports.append(report)
+                call = {
+                    "command": shlex.join(["python", "benchmarks/shapes/run.py", *sys.argv[1:]]),
+                    "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
+                    "machine": f"{device}, {platform.processor() or platform.machine()}",
+                    "versions": versions(),
+                }
+                merge(options.results, report, call)
+                ended = next((f"{key}: {report[key]}" for key in ("refused", "failed") if key in report), "done")
+                console.print(f"{outcome.name}, {time.monotonic() - start:.0f} s: {ended}", markup=False)
     console.print(table_of([row for report in reports for row in rows_of(report)]))
     return int(any("failed" in report for report in reports))
 

@@ -19,12 +19,11 @@ class Shape:
     layers: int | None = None
     """Of the model's; None for all of them."""
     moe_backend: str | None = None
-    timeout_seconds: float = 150
 
 
 SHAPES: Mapping[str, Shape] = {
     "olmoe-1b-7b": Shape("bf16", expert_slots=16),
-    "mixtral-8x7b": Shape("bf16", expert_slots=3, batches=(1, 4), timeout_seconds=240),
+    "mixtral-8x7b": Shape("bf16", expert_slots=3, batches=(1, 4)),
     "gpt-oss-20b": Shape("mxfp4", expert_slots=12, moe_backend="marlin"),
     "deepseek-v2-lite": Shape("bf16", expert_slots=20),
     "minimax-m2": Shape("fp8 blocks", expert_slots=64, layers=16, moe_backend="triton"),

@@ -73,10 +73,10 @@ def decode(
     }
 
 
-def first_token(engine: LLMEngine, tokens: int) -> float:
-    """Seconds from a prompt of `tokens` to its first token: the second of two prompts."""
-    seconds = 0.0
-    for repeat in range(2):
+def first_token(engine: LLMEngine, tokens: int, *, repeats: int = 4) -> float:
+    """Seconds from a prompt of `tokens` to its first token: the median of all prompts but the first."""
+    seconds = []
+    for repeat in range(repeats):
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -84,8 +84,8 @@ def first_token(engine: LLMEngine, tokens: int) -> float:
         engine.add_request(f"p{tokens}-{repeat}", {"prompt_token_ids": list(range(5, 5 + tokens))}, params)
         while engine.has_unfinished_requests():
             engine.step()
-        seconds = time.perf_counter() - start
-    return seconds
+        seconds.append(time.perf_counter() - start)
+    return stats.median(seconds[1:] or seconds)
 
 
 def host_peak_gib() -> float:

@@ -52,8 +52,14 @@ def test_what_is_moved_is_divided_by_the_whole_step(run):
     assert row["moved_gb_s"] == pytest.approx(2 * 2**30 / 0.5 / 1e9)
 
 
-def test_a_shape_that_does_not_end_is_a_failure_by_name(run):
-    assert "not done after 0" in run.run_arm("olmoe-1b-7b", 0.01, [])["failed"]
+def test_a_shape_without_a_report_is_a_failure_by_name(run):
+    outcome = run.Outcome("olmoe-1b-7b", failed="ended with 1: no room")
+    assert run.report_of(outcome) == {"model": "olmoe-1b-7b", "failed": "ended with 1: no room"}
+
+
+def test_the_peak_of_gpu_memory_is_what_the_end_of_a_shape_sets_free(run):
+    outcome = run.Outcome("one", {"model": "one", "free_gpu_bytes": 3 << 30}, free_gpu_bytes=10 << 30)
+    assert run.report_of(outcome) == {"model": "one", "peak_gpu_gib": 7.0}
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "uint8", "float32"])
