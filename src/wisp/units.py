@@ -5,17 +5,8 @@ from decimal import Decimal
 
 from wisp.errors import ConfigError
 
-_BYTES_PER_UNIT = {
-    "b": 1,
-    "kib": 2**10,
-    "mib": 2**20,
-    "gib": 2**30,
-    "tib": 2**40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
+_BYTES_PER_UNIT = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+_BYTES_PER_DECIMAL_UNIT = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _LEAST_BARE_NUMBER = 1 << 20
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -26,16 +17,18 @@ _SMALLEST_SHOWN_IN = {"min": 120.0, "h": 7200.0}
 def parse_bytes(text: str | int) -> int:
     """The bytes that `text` names; a fraction of a byte is rounded down.
 
-    Binary units (KiB MiB GiB TiB) and decimal ones (kB MB GB TB) are both read, in any case; a bare integer
-    is bytes. "24G" is refused because it does not say which of the two it means.
+    Units are binary (KiB MiB GiB TiB), in any case; a bare integer is bytes. "24GB" is refused: some write it for 24
+    GiB, and read as what it says it is 7 % less.
 
     Raises:
-        ConfigError: `text` is not a size.
+        ConfigError: `text` is not a size, or in a unit that is not binary.
     """
     match = _NUMBER_AND_UNIT.fullmatch(str(text).strip())
     if match is None or isinstance(text, bool):
         raise _not_a_size(text)
     number, unit = match[1], match[2].lower()
+    if unit in _BYTES_PER_DECIMAL_UNIT:
+        raise _not_binary(text, number, unit)
     if unit not in _BYTES_PER_UNIT and unit:
         raise _not_a_size(text)
     if unit in ("", "b") and "." in number:
@@ -81,5 +74,14 @@ def format_seconds(seconds: float) -> str:
 def _not_a_size(text: object) -> ConfigError:
     return ConfigError(
         f"{text!r} is not a size; write bytes as a whole number (4096), or a number with a binary unit "
-        f"(KiB, MiB, GiB, TiB) or a decimal one (kB, MB, GB, TB), such as 24GiB or 128MiB"
+        f"(KiB, MiB, GiB, TiB), such as 24GiB or 128MiB"
+    )
+
+
+def _not_binary(text: object, number: str, unit: str) -> ConfigError:
+    count = int(Decimal(number) * _BYTES_PER_DECIMAL_UNIT[unit])
+    binary = next(name for name in _BINARY_UNITS if name.lower() == f"{unit[0]}ib")
+    return ConfigError(
+        f"{text!r} is in decimal units, and sizes are given in binary ones here; write {number}{binary} if that is "
+        f"what you mean, or {count} (bytes; {format_bytes(count)}) for what it says"
     )

@@ -61,7 +61,13 @@ def test_slots_or_a_budget_have_to_be_named(refused, model):
 
 @pytest.mark.parametrize(
     ("size", "told"),
-    [("24", "as in --gpu-memory 24GiB"), ("-1", "'-1' is not a size"), ("24G", "not a size"), ("", "not a size")],
+    [
+        ("24", "as in --gpu-memory 24GiB"),
+        ("-1", "'-1' is not a size"),
+        ("24GB", "write 24GiB if"),
+        ("24G", "not a size"),
+        ("", "not a size"),
+    ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(refused, model, size, told):
     assert told in refused(model, "--gpu-memory", size)

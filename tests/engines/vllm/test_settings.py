@@ -42,14 +42,21 @@ def test_a_budget_alone_is_to_be_divided():
 
 
 def test_slots_beside_a_budget_are_not_chosen():
-    settings = WispSettings.parse({"gpu_memory": "24GB", "expert_slots": 8})
+    settings = WispSettings.parse({"gpu_memory": "24GiB", "expert_slots": 8})
     assert not settings.plans
-    assert settings.gpu_memory_bytes == 24 * 10**9
+    assert settings.gpu_memory_bytes == 24 * 2**30
 
 
 @pytest.mark.parametrize(
     ("budget", "told"),
-    [("24", "gpu_memory 24GiB"), ("-1", "not a size"), ("24G", "not a size"), (24, "gpu_memory 24GiB"), (True, "size")],
+    [
+        ("24", "gpu_memory 24GiB"),
+        ("-1", "not a size"),
+        ("24GB", "write 24GiB if"),
+        ("24G", "not a size"),
+        (24, "gpu_memory 24GiB"),
+        (True, "size"),
+    ],
 )
 def test_a_budget_that_is_no_size_is_refused(budget, told):
     with pytest.raises(ConfigError, match=told):
