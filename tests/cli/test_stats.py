@@ -1,12 +1,10 @@
 """`wisp stats` against a real server that answers as vLLM's does."""
 
 import json
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 import pytest
+import small_server
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 
 from wisp.engines.vllm.counters.collector import CountersCollector
@@ -41,29 +39,9 @@ def metrics_text(*paths):
     return generate_latest(registry).decode()
 
 
-@contextmanager
 def serving(text, *, status=200):
     """A server whose /metrics answers with `text`; every other path is unknown."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            is_metrics = self.path == "/metrics"
-            self.send_response(status if is_metrics else 404)
-            self.end_headers()
-            self.wfile.write((text if is_metrics else "no such page").encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    return small_server.serving({"/metrics": small_server.Answer(text, status)})
 
 
 @pytest.fixture

@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from wisp import __version__
 from wisp.engines.vllm.counters.collector import COUNTERS, GAUGES, INFO
 from wisp.errors import StatsError
 from wisp.pager.counters import hit_ratio, over_ranks
@@ -78,13 +80,20 @@ def parse(text: str, source: str) -> ServedCounters:
                 f"the vLLM server at {source} does not page experts; start it with `wisp serve MODEL --expert-slots N`"
             )
         raise StatsError(f"{source}/metrics has no wisp_* metrics; name the server that `wisp serve` runs")
-    facts = {
-        field: families[description.name].samples[0].value if description.name in families else 0.0
-        for field, description in GAUGES.items()
-    }
+    try:
+        return _counters(families)
+    except (KeyError, IndexError) as error:
+        raise StatsError(
+            f"{source}/metrics has wisp_* metrics of another form than wisp {__version__} knows "
+            f"({type(error).__name__}: {error}); run the same version of wisp here as in the server"
+        ) from error
+
+
+def _counters(families: Mapping[str, Any]) -> ServedCounters:
+    facts = {field: families[description.name].samples[0].value for field, description in GAUGES.items()}
     found: dict[str, dict[str, list[float]]] = {}
     for field, description in COUNTERS.items():
-        for sample in families[description.name].samples if description.name in families else ():
+        for sample in families[description.name].samples:
             if not sample.name.endswith("_total"):  # when the series began, which some clients add
                 continue
             found.setdefault(sample.labels["layer"], {}).setdefault(field, []).append(sample.value)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wisp.cli.served_counters import server_root
-from wisp.cli.server import answer_of, ask, key_headers
+from wisp.cli.server import answer_of, as_known, ask, key_headers
 from wisp.engines.vllm.protocol import HEADER, RECORDINGS
 from wisp.errors import RecordingError, WispError
 from wisp.recording import Recording
@@ -74,7 +74,9 @@ def record_server(
         _interruptible() as interrupted,
     ):
         route = server_root(url) + RECORDINGS
-        ticket = answer_of(ask(client, "POST", route, option="recordable"))["ticket"]
+        answer = answer_of(ask(client, "POST", route, option="recordable"))
+        with as_known(route):
+            ticket: str = "" + answer["ticket"]
         start = time.monotonic()
         try:
             while not _is_enough(served, steps) and served.failure is None:
@@ -100,12 +102,24 @@ def _take(client: Any, url: str, served: ServedRecording) -> None:
     response = ask(client, "POST", url, option="recordable")
     if HEADER not in response.headers:
         raise RecordingError(f"{url} answers without the header {HEADER}; is a proxy in between?")
-    said = json.loads(response.headers[HEADER])
+    with as_known(url):
+        said = json.loads(response.headers[HEADER])
+        cost_seconds, ended = float(said["seconds"]), said["ended"]
     if response.content:
-        served.pieces.append(Recording.from_bytes(response.content, f"the answer of {url}"))
-    served.recorder_seconds = said["seconds"]
-    if said["ended"] is not None:
-        served.failure = f"the server has ended the recording: {said['ended']}"
+        served.pieces.append(_whole(Recording.from_bytes(response.content, f"the answer of {url}"), url))
+    served.recorder_seconds = cost_seconds
+    if ended is not None:
+        served.failure = f"the server has ended the recording: {ended}"
+
+
+def _whole(piece: Recording, url: str) -> Recording:
+    """The piece, if it has all that a server tells of its steps; a trace alone is a recording too."""
+    parts = {"tokens": piece.routing.tokens, "prefill_tokens": piece.prefill_tokens, "requests": piece.requests}
+    with as_known(url):
+        for name, part in (parts | {"expert_bytes": piece.expert_bytes, "kv": piece.kv}).items():
+            if part is None:
+                raise ValueError(f"a piece without {name}")
+    return piece
 
 
 @contextmanager

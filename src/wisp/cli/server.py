@@ -1,7 +1,10 @@
 """Requests to the routes that a server of ours has beside vLLM's own, and what their failures mean."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from wisp import __version__
 from wisp.engines.vllm.protocol import PREFIX, REFUSED
 from wisp.errors import ServerError
 
@@ -41,6 +44,18 @@ def ask(client: Any, method: str, url: str, *, option: str) -> Any:
     if response.status_code != 200:
         raise ServerError(f"{url} answers {response.status_code}; look at the server's log")
     return response
+
+
+@contextmanager
+def as_known(url: str) -> Iterator[None]:
+    """Within, an answer of `url` is taken apart; what it lacks, or has in another form, becomes a `ServerError`."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise ServerError(
+            f"{url} answers in another form than wisp {__version__} knows ({type(error).__name__}: {error}); run the "
+            f"same version of wisp here as in the server"
+        ) from error
 
 
 def answer_of(response: Any) -> dict[str, Any]:

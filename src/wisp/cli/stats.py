@@ -32,9 +32,9 @@ def stats(
     if watch and (as_json or curves):
         raise ConfigError("--watch goes with neither --json nor --curves; call those as often as you need them")
     served = scrape(url)
-    metered = read_curves(url, api_key) if curves else None
+    metered, answer = read_curves(url, api_key) if curves else (None, None)
     if as_json:
-        typer.echo(json.dumps(as_dict(served) | ({"curves": metered} if metered else {}), indent=2))
+        typer.echo(json.dumps(as_dict(served) | ({"curves": answer} if answer else {}), indent=2))
         return
     from rich.console import Console
     from rich.live import Live

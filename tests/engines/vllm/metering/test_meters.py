@@ -1,5 +1,7 @@
 """What is metered while serving is what a recording of the same steps would say."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from fake_core import Core, is_untouched, make_blocks, make_request, paging_left_alone, paging_of
@@ -61,3 +63,18 @@ def _decayed(routing):
 def test_an_engine_whose_kernel_is_left_alone_says_how_to_follow_its_routing(monkeypatch):
     monkeypatch.setattr(expert_meter, "paging_of", paging_left_alone)
     assert "set recordable to true" in meter_service.meters(Core(layers=1))["error"]
+
+
+def test_steps_that_a_device_overwrote_before_they_were_read_are_told_of(monkeypatch):
+    """Of stages, the one that lost most: a step that is missing in one of them is not whole."""
+    lost = iter((3, 7))
+    stages = {}
+
+    def paging_on_device(worker):
+        curve = ExpertHistogram(2, 8).curves()
+        followed = stages.setdefault(worker.rank, SimpleNamespace(curves=lambda: curve, lost=None))
+        followed.lost = next(lost) if followed.lost is None else followed.lost
+        return SimpleNamespace(layers=["layer"] * 2, in_graph=object(), routing=followed, slots=4)
+
+    monkeypatch.setattr(expert_meter, "paging_of", paging_on_device)
+    assert meter_service.meters(Core(stages=2))["experts"]["lost_steps"] == 7

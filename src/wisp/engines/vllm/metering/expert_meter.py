@@ -30,6 +30,8 @@ class ExpertDepths:
     expert_slots: int
     seconds: float
     """That metering has cost the worker so far."""
+    lost_steps: int = 0
+    """That the device has overwritten before they were read, so that they count in no curve."""
 
 
 class ExpertMeter:
@@ -91,7 +93,7 @@ def read(wrapper: Any) -> ExpertDepths | None:
         return meter.read(paging.slots)
     assert paging.routing is not None, "metering has begun, so the warm-up is over"
     curve = MissCurve.total(paging.routing.curves())
-    return ExpertDepths(curve, len(paging.layers), paging.slots, seconds=0.0)
+    return ExpertDepths(curve, len(paging.layers), paging.slots, seconds=0.0, lost_steps=paging.routing.lost)
 
 
 def stop(wrapper: Any) -> None:

@@ -31,7 +31,8 @@ class Meters:
     def read(self) -> dict[str, Any]:
         """Misses a step by size, as of now; both streams fade with `half_life_steps`.
 
-        "experts": a list by slots, from 0 to all experts, summed over layers; "kv": by the shares of the pool's blocks.
+        "experts": a list by slots, from 0 to all experts, summed over layers, and how many steps were lost to it by the
+        stage that lost most; "kv": by the shares of the pool's blocks.
         """
         start = time.perf_counter()
         depths: list[ExpertDepths] = [d for d in self._executor.collective_rpc(expert_meter.read) if d is not None]
@@ -44,6 +45,7 @@ class Meters:
             "experts": {
                 "layers": sum(stage.layers for stage in depths),
                 "expert_slots": depths[0].expert_slots,
+                "lost_steps": max(stage.lost_steps for stage in depths),
                 "misses_a_step": [
                     sum(curve.misses_per_step(slots) for curve in experts)
                     for slots in range(experts[0].num_experts + 1)
