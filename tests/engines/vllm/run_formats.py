@@ -5,7 +5,8 @@
 The device decides, which here is the CPU. vLLM's Triton kernels run in Triton's interpreter; Marlin has a stand-in.
 """
 
-import importlib.util
+# the checkpoints are in no package
+import dataclasses
 import json
 import sys
 import tempfile
@@ -13,7 +14,12 @@ import time
 import traceback
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+sys.path.append(str(Path(__file__).parents[3] / "benchmarks" / "formats"))
+
+import checkpoints
+import quantisations
 import stand_ins  # prepares Triton
 import torch
 from vllm.config import set_current_vllm_config
@@ -22,9 +28,11 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.quantization.auto_awq import AutoAWQConfig
+from vllm.model_executor.layers.quantization.inc.schemes import inc_wna16_scheme
 from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker.workspace import init_workspace_manager
 
+from wisp.engines.vllm import formats
 from wisp.engines.vllm import layer as paged_layer
 from wisp.engines.vllm.layer import PagedRoutedExperts
 from wisp.engines.vllm.paging import WorkerPaging
@@ -32,8 +40,6 @@ from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.layerwise import LayerRecorder
 from wisp.errors import UnsupportedError
 
-HERE = Path(__file__).parent
-CHECKPOINTS = HERE.parents[2] / "benchmarks" / "formats" / "checkpoints.py"
 STEPS, GRAPH_TOKENS = (1, 5, 1, 9), 6
 """Tokens a step; the last is wider than what a graph would hold."""
 SLOTS = (3, 15, 16)
@@ -54,6 +60,8 @@ def main(cases: str, results: str) -> None:
     AutoAWQConfig.override_quantization_method = classmethod(
         lambda cls, found, *_, **__: cls.get_name() if found["quant_method"] == "awq" else None
     )
+    # nor has it a method for experts of AutoRound there
+    inc_wna16_scheme.current_platform = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
     WorkerPaging._graph_tokens = lambda *_: GRAPH_TOKENS
     init_workspace_manager(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
@@ -62,24 +70,24 @@ def main(cases: str, results: str) -> None:
         for case in cases.split(","):
             found[case] = compared(case, Path(folder))
             Path(results).write_text(json.dumps(found))
-        found["8 bits"] = {name: refusal_of_8_bits(name, Path(folder)) for name in ("gptq", "ct_int4")}
+        found["8 bits"] = {name: refusal(name, Path(folder)) for name in ("gptq_8_bits", "ct_int8")}
         Path(results).write_text(json.dumps(found))
 
 
-def refusal_of_8_bits(name: str, folder: Path) -> str:
-    """What is said of a checkpoint in this format whose weights have 8 bits; it is refused before they are read."""
-    path = folder / f"{name}_8_bits"
-    module_at(CHECKPOINTS).write(path, name)
-    config = (path / "config.json").read_text()
-    (path / "config.json").write_text(config.replace('bits": 4', 'bits": 8'))
+def refusal(name: str, folder: Path) -> str:
+    """What is said of a checkpoint in this format if no run has shown it; it is refused before it is read."""
+    known = formats.FORMATS
+    formats.FORMATS = {key: dataclasses.replace(each, shown=(), shown_8_bits=()) for key, each in known.items()}
     try:
-        load(path, "marlin", {"expert_slots": SLOTS[0]})
+        load(checkpoints.write(folder / f"refused_{name}", name), "marlin", {"expert_slots": SLOTS[0]})
     except UnsupportedError as error:
         return str(error)
+    finally:
+        formats.FORMATS = known
     return "nothing"
 
 
-def load(model: Path, backend: str, settings: dict[str, object] | None):
+def load(model: Path, backend: str, settings: dict[str, object] | None, *, quantization: str | None = None):
     """vLLM's model with its weights, and its configuration."""
     config = EngineArgs(
         model=str(model),
@@ -88,6 +96,7 @@ def load(model: Path, backend: str, settings: dict[str, object] | None):
         max_model_len=256,
         dtype="bfloat16",
         moe_backend=backend,
+        quantization=quantization,
         additional_config={"wisp": settings} if settings else {},
     ).create_engine_config()
     config.kernel_config.moe_backend = backend
@@ -114,22 +123,22 @@ def compared(case: str, folder: Path) -> dict[str, object]:
 
 def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
     """The last layer of two, step by step, at each number of slots."""
-    checkpoints = module_at(CHECKPOINTS)
     path = folder / name
     if not path.exists():
         checkpoints.write(path, name)
-    unpaged, config = load(path, backend, None)
+    load_it = partial(load, path, backend, quantization=quantisations.QUANTIZATION.get(name))
+    unpaged, config = load_it(None)
     stock = experts_of(unpaged)[-1]
     assert not isinstance(stock, PagedRoutedExperts)
     found: dict[str, object] = {"kernel": type(stock.quant_method.moe_kernel.fused_experts).__name__, "slots": {}}
     interpreted = backend == "triton"
     for slots in INTERPRETED_SLOTS if interpreted else SLOTS:
-        paged_model, paged_config = load(path, backend, {"expert_slots": slots})
+        paged_model, paged_config = load_it({"expert_slots": slots, "unshown_formats": True})
         layers = experts_of(paged_model)
         assert all(isinstance(layer, PagedRoutedExperts) for layer in layers)
         recorder = LayerRecorder(layers)
         random = torch.Generator().manual_seed(1)
-        step = partial(compared_step, checkpoints, (stock, config), (layers, paged_config), random)
+        step = partial(compared_step, (stock, config), (layers, paged_config), random)
         steps = [step(tokens) for tokens in (INTERPRETED_STEPS if interpreted else STEPS)]
         worker = layers[0]._worker
         worker.publish(exactly=True)
@@ -147,7 +156,7 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
     return found
 
 
-def compared_step(checkpoints, unpaged, paged, random, tokens: int) -> dict[str, object]:
+def compared_step(unpaged, paged, random, tokens: int) -> dict[str, object]:
     """One step of so many tokens; `unpaged` and `paged` are layers and the configuration that they run under."""
     (stock, config), (layers, paged_config) = unpaged, paged
     x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(torch.bfloat16)
@@ -170,14 +179,6 @@ def grow(worker: WorkerPaging, slots: int) -> dict[str, object]:
     before = worker.in_graph
     worker.make_slots(slots)
     return {"slots": slots, "in_place": worker.in_graph is before, "paged": worker.in_graph is not None}
-
-
-def module_at(path: Path):
-    """A Python file that is in no package."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True)
 
 import torch
 import vllm._custom_ops as ops
+from vllm.model_executor.layers.fused_moe import utils as moe_utils
 from vllm.model_executor.layers.fused_moe.experts import marlin_moe, triton_moe
 from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEExperts
 
@@ -34,6 +35,7 @@ def install() -> None:
     torch.accelerator.empty_cache = lambda: None
     ops.moe_align_block_size, ops.moe_sum = align, moe_sum
     ops.scaled_fp8_quant = scaled_fp8_quant
+    moe_utils.per_token_quant_int8 = per_token_quant_int8
     _C.define("swigluoai_and_mul(Tensor(a!) out, Tensor values, float alpha=1.702, float limit=7.0) -> ()")
     _C.impl("swigluoai_and_mul", swigluoai_and_mul, "CPU")
     ops.silu_and_mul_per_block_quant = silu_and_mul_per_block_quant
@@ -77,6 +79,13 @@ def scaled_fp8_quant(values, scale=None, *_, use_per_token_if_dynamic=False, **_
         largest = wide.abs().amax(dim=1, keepdim=True) if use_per_token_if_dynamic else wide.abs().max().reshape(1)
         scale = (largest / FP8_MAX).clamp(min=1e-12)
     return (wide / scale).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn), scale
+
+
+def per_token_quant_int8(values):
+    """To int8 with one scale a row; the original asks the GPU's own library to round."""
+    wide = values.float()
+    scale = wide.abs().amax(dim=-1, keepdim=True).clamp(min=1e-10) / 127
+    return (wide / scale).round().to(torch.int8), scale
 
 
 def swigluoai_and_mul(out, values, alpha=1.702, limit=7.0):

@@ -1,6 +1,7 @@
 """What cannot be paged stops before anything is loaded, by name and with the remedy."""
 
 import contextlib
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -134,7 +135,7 @@ def test_another_version_is_refused_with_the_range(config, monkeypatch, version)
 def make_method(name, kernel, bits=4):
     """As far as `format_of` looks at one."""
     experts_class = None if kernel == "none" else type(kernel, (), {})
-    quant_config = SimpleNamespace(quant_type=SimpleNamespace(size_bits=bits))
+    quant_config = SimpleNamespace(quant_type=SimpleNamespace(size_bits=bits), weight_bits=bits)
     return type(name, (), {"experts_cls": experts_class, "num_bits": bits, "quant_config": quant_config})()
 
 
@@ -169,39 +170,66 @@ def test_a_pair_of_format_and_kernel_that_no_run_has_shown_has_to_be_asked_for(n
         formats.format_of(method)
 
 
-@pytest.mark.parametrize("name", ["AutoGPTQMoEMethod", "CompressedTensorsWNA16MoEMethod"])
+@pytest.mark.parametrize("name", [name for name, each in formats.FORMATS.items() if each.bits_at])
 @pytest.mark.parametrize("bits", [2, 8])
-def test_a_width_of_weights_that_no_run_has_shown_has_to_be_asked_for(name, bits):
-    method = make_method(name, "MarlinExperts", bits)
-    assert formats.format_of(method, unshown=True) is formats.FORMATS[name]
+def test_a_width_of_weights_that_no_run_has_shown_has_to_be_asked_for(name, bits, monkeypatch):
+    known = dataclasses.replace(formats.FORMATS[name], shown_8_bits=())
+    monkeypatch.setitem(formats.FORMATS, name, known)
+    method = make_method(name, known.kernels[0], bits)
+    assert formats.format_of(method, unshown=True) is known
     with pytest.raises(UnsupportedError, match=rf"\(of {bits} bits\) experts.*; serve a checkpoint in bf16, or set"):
         formats.format_of(method)
+    shown = dataclasses.replace(known, shown_8_bits=known.kernels)
+    monkeypatch.setitem(formats.FORMATS, name, shown)
+    if bits == 8:
+        assert formats.format_of(method) is shown
+    else:
+        with pytest.raises(UnsupportedError, match="to be identical"):
+            formats.format_of(method)
 
 
-def test_what_is_said_to_be_shown_has_rows_in_the_record():
-    """Of every pair at least one row that says `identical`, and no row that does not."""
+CHECKPOINTS_OF = {
+    "UnquantizedFusedMoEMethod": ("bf16",),
+    "Fp8MoEMethod": ("fp8_block", "fp8_tensor", "fp8_static"),
+    "CompressedTensorsW8A8Fp8MoEMethod": ("ct_fp8_static", "ct_fp8_channel", "ct_fp8_block"),
+    "ModelOptFp8MoEMethod": ("modelopt_fp8",),
+    "CompressedTensorsW8A8Mxfp8MoEMethod": ("ct_mxfp8",),
+    "ModelOptMxFp8FusedMoE": ("modelopt_mxfp8",),
+    "CompressedTensorsW8A8Int8MoEMethod": ("ct_int8_channel",),
+    "CompressedTensorsWNA16MoEMethod": ("ct_int4", "ct_int4_zeros", "ct_int4_channel"),
+    "AutoGPTQMoEMethod": ("gptq", "gptq_channel", "auto_round"),
+    "MoeWNA16Method": ("gptq_wna16",),
+    "AutoAWQMoEMethod": ("awq",),
+    "GptOssMxfp4MoEMethod": ("gpt_oss_mxfp4",),
+    "Mxfp4MoEMethod": ("mxfp4",),
+    "CompressedTensorsW4A4Mxfp4MoEMethod": ("ct_mxfp4",),
+    "CompressedTensorsW4A4Nvfp4MoEMethod": ("ct_nvfp4", "ct_nvfp4_weights"),
+    "ModelOptNvFp4FusedMoE": ("modelopt_nvfp4",),
+}
+"""vLLM's class of method -> those of benchmarks/formats that it loads."""
+CHECKPOINTS_OF_8_BITS = {"CompressedTensorsWNA16MoEMethod": ("ct_int8",), "AutoGPTQMoEMethod": ("gptq_8_bits",)}
+
+
+SHOWN = [
+    (name, kernel, checkpoints)
+    for of_method, field in ((CHECKPOINTS_OF, "shown"), (CHECKPOINTS_OF_8_BITS, "shown_8_bits"))
+    for name, known in formats.FORMATS.items()
+    for kernel in getattr(known, field)
+    if kernel in formats.BACKENDS
+    for checkpoints in [of_method[name]]
+]
+
+
+@pytest.mark.parametrize(("name", "kernel", "checkpoints"), SHOWN)
+def test_what_is_said_to_be_shown_has_rows_in_the_record(name, kernel, checkpoints):
+    """At least one that says `identical`, and none that does not."""
     record = json.loads((Path(__file__).parents[3] / "benchmarks" / "formats" / "results.json").read_text())
-    checkpoints_of = {
-        "UnquantizedFusedMoEMethod": ("bf16",),
-        "Fp8MoEMethod": ("fp8_block", "fp8_tensor", "fp8_static"),
-        "CompressedTensorsW8A8Fp8MoEMethod": ("ct_fp8_static", "ct_fp8_channel"),
-        "CompressedTensorsWNA16MoEMethod": ("ct_int4", "ct_int4_zeros"),
-        "AutoGPTQMoEMethod": ("gptq",),
-        "AutoAWQMoEMethod": ("awq",),
-        "GptOssMxfp4MoEMethod": ("gpt_oss_mxfp4",),
-        "Mxfp4MoEMethod": ("mxfp4",),
-        "CompressedTensorsW4A4Nvfp4MoEMethod": ("ct_nvfp4",),
+    verdicts = {
+        row["verdict"]
+        for row in record["rows"]
+        if row["format"] in checkpoints and row["backend"] == formats.BACKENDS[kernel]
     }
-    identical = {(row["format"], row["backend"]): True for row in record["rows"]}
-    identical |= {(row["format"], row["backend"]): False for row in record["rows"] if row["verdict"] != "identical"}
-    shown = {
-        (name, kernel): any(identical.get((each, formats.BACKENDS[kernel]), False) for each in checkpoints_of[name])
-        for name, known in formats.FORMATS.items()
-        for kernel in known.shown
-        if kernel in formats.BACKENDS
-    }
-    assert all(identical.values())
-    assert [pair for pair, is_shown in shown.items() if not is_shown] == []
+    assert verdicts == {"identical"}
 
 
 def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():

@@ -8,13 +8,20 @@ import pytest
 
 pytestmark = pytest.mark.engine
 
-PLANAR = {"gptq:marlin": 4, "gpt_oss_mxfp4:marlin": 6, "fp8_tensor:triton": 4}
+PLANAR = {
+    "gptq:marlin": 4,
+    "gpt_oss_mxfp4:marlin": 6,
+    "ct_mxfp4:marlin": 4,
+    "modelopt_nvfp4:marlin": 6,
+    "fp8_tensor:triton": 4,
+}
 """Format and backend -> how many tensors make up an expert. A case takes 10 to 20 seconds: these are the telling ones,
 and `run_formats.py` takes any of `benchmarks/formats`, which runs all of them on a GPU."""
-STRIDED = {"fp8_block:triton": 4, "ct_int4_zeros:triton": 6, "gpt_oss_bf16:triton": 4}
+STRIDED = {"fp8_block:triton": 4, "ct_int8_channel:triton": 4, "ct_int4_zeros:triton": 6, "gpt_oss_bf16:triton": 4}
 KERNELS = {
     "fp8_tensor:triton": "TritonExperts",
     "fp8_block:triton": "TritonExperts",
+    "ct_int8_channel:triton": "TritonExperts",
     "ct_int4_zeros:triton": "TritonWNA16Experts",
     "gpt_oss_bf16:triton": "TritonExperts",
 }
@@ -59,6 +66,6 @@ def test_what_belongs_to_an_expert_is_paged_and_nothing_else(results, case):
         assert len(of_slots["tensors"]) == {**PLANAR, **STRIDED}[case], of_slots["tensors"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("gptq", "GPTQ"), ("ct_int4", "compressed-tensors int4")])
+@pytest.mark.parametrize(("name", "words"), [("gptq_8_bits", "GPTQ"), ("ct_int8", "compressed-tensors int4")])
 def test_weights_of_8_bits_which_no_run_has_shown_are_refused(results, name, words):
     assert f"has shown paged {words} (of 8 bits) experts, computed by MarlinExperts" in results["8 bits"][name]

@@ -17,10 +17,16 @@ class ExpertFormat:
     shown: tuple[str, ...] = ()
     """Those of them that a run has shown to be identical to the unpaged engine; see benchmarks/formats."""
     bits_at: str = ""
-    """Where vLLM's method says how many bits a weight has, if it takes several widths; only `SHOWN_BITS` are shown."""
+    """Where vLLM's method says how many bits a weight has, if it takes several widths; `shown` is of `USUAL_BITS`."""
+    shown_8_bits: tuple[str, ...] = ()
+    """As `shown`, of weights of 8 bits."""
+
+    def shown_at(self, bits: int) -> tuple[str, ...]:
+        """The kernels that a run has shown to be identical with weights of so many bits."""
+        return {USUAL_BITS: self.shown, 8: self.shown_8_bits}.get(bits, ())
 
 
-SHOWN_BITS = 4
+USUAL_BITS = 4
 TRITON, WNA16, MARLIN = "TritonExperts", "TritonWNA16Experts", "MarlinExperts"
 CPU = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnquantizedExperts")
 
@@ -28,6 +34,10 @@ FORMATS = {
     "UnquantizedFusedMoEMethod": ExpertFormat("bf16 or fp16", (TRITON, *CPU), shown=(TRITON, *CPU)),
     "Fp8MoEMethod": ExpertFormat("FP8", (TRITON, MARLIN), shown=(TRITON, MARLIN)),  # by Marlin in blocks only
     "CompressedTensorsW8A8Fp8MoEMethod": ExpertFormat("compressed-tensors FP8", (TRITON, MARLIN), shown=(TRITON,)),
+    "ModelOptFp8MoEMethod": ExpertFormat("ModelOpt FP8", (TRITON, MARLIN)),
+    "CompressedTensorsW8A8Mxfp8MoEMethod": ExpertFormat("compressed-tensors MXFP8", (MARLIN,)),
+    "ModelOptMxFp8FusedMoE": ExpertFormat("MXFP8", (MARLIN,)),
+    "CompressedTensorsW8A8Int8MoEMethod": ExpertFormat("compressed-tensors W8A8 int8", (TRITON,)),
     "CompressedTensorsWNA16MoEMethod": ExpertFormat(
         "compressed-tensors int4",
         (MARLIN, WNA16),
@@ -35,6 +45,7 @@ FORMATS = {
         bits_at="num_bits",
     ),
     "AutoGPTQMoEMethod": ExpertFormat("GPTQ", (MARLIN,), shown=(MARLIN,), bits_at="quant_config.quant_type.size_bits"),
+    "MoeWNA16Method": ExpertFormat("moe_wna16 (GPTQ or AWQ)", (WNA16,), bits_at="quant_config.weight_bits"),
     "AutoAWQMoEMethod": ExpertFormat("AWQ", (MARLIN,), shown=(MARLIN,)),
     "GptOssMxfp4MoEMethod": ExpertFormat("MXFP4 of gpt-oss", (MARLIN,), shown=(MARLIN,)),
     "Mxfp4MoEMethod": ExpertFormat("MXFP4", (MARLIN,), shown=(MARLIN,)),
@@ -55,7 +66,13 @@ QUANTISATIONS = (
     "awq_marlin",
     "mxfp4",
     "gpt_oss_mxfp4",
+    "inc",
+    "moe_wna16",
+    "mxfp8",
+    "modelopt",
     "modelopt_fp4",
+    "modelopt_mxfp8",
+    "modelopt_mixed",
 )
 """What vLLM calls the schemes that have such methods; not every one of their methods is paged."""
 
@@ -84,11 +101,12 @@ def format_of(method: Any, *, unshown: bool = False) -> ExpertFormat:
             f"the MoE kernel {kernel} that vLLM chose for {known.words} experts is not known to compute from slots; "
             f"add {_flags(known.kernels)} (on a GPU)"
         )
-    bits = attrgetter(known.bits_at)(method) if known.bits_at else SHOWN_BITS
-    if unshown or (kernel in known.shown and bits == SHOWN_BITS):
+    bits = attrgetter(known.bits_at)(method) if known.bits_at else USUAL_BITS
+    kernels = known.shown_at(bits)
+    if unshown or kernel in kernels:
         return known
-    what = known.words if bits == SHOWN_BITS else f"{known.words} (of {bits} bits)"
-    instead = f"add {_flags(known.shown)}" if known.shown and bits == SHOWN_BITS else "serve a checkpoint in bf16"
+    what = known.words if bits == USUAL_BITS else f"{known.words} (of {bits} bits)"
+    instead = f"add {_flags(kernels)}" if kernels else "serve a checkpoint in bf16"
     raise UnsupportedError(
         f"no run on a GPU has shown paged {what} experts, computed by {kernel}, to be identical to unpaged ones yet; "
         f"{instead}, or set unshown_formats to true and check with wisp verify"

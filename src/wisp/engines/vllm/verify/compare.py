@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,29 @@ def engine_flags(user: Sequence[str]) -> tuple[str, ...]:
     return (*ours, *user)
 
 
+Runner = Callable[[Path, Path, Mapping[str, str], float | None], int | None]
+"""Runs `arm` on a request, writes what it says to a log, and returns its exit code, or None if it was ended.
+
+It is given the request, the log, what to add to the environment, and the seconds that the engine may take."""
+
+
+def in_new_process(request: Path, log: Path, variables: Mapping[str, str], limit_seconds: float | None) -> int | None:
+    """A `Runner` that starts Python anew."""
+    command = [sys.executable, "-m", "wisp.engines.vllm.verify.arm", str(request)]
+    with log.open("w") as output:
+        try:
+            return subprocess.run(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment(**variables),
+                check=False,
+                timeout=limit_seconds,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            return None
+
+
 def run_arm(
     model: str,
     settings: dict[str, Any] | None,
@@ -87,6 +110,7 @@ def run_arm(
     layerwise: bool = False,
     variables: Mapping[str, str] | None = None,
     limit_seconds: float | None = None,
+    runner: Runner = in_new_process,
 ) -> ArmResult:
     """Run one engine in a process of its own and return its report; `VerifyError` says why it did not finish.
 
@@ -99,23 +123,11 @@ def run_arm(
             model, settings, str(home / "workload.json"), str(home / "result.json"), tuple(flags), layerwise
         )
         (home / "request.json").write_text(json.dumps(asdict(request)))
-        log = home / "log"
-        with log.open("w") as output:
-            ended: int | str
-            command = [sys.executable, "-m", "wisp.engines.vllm.verify.arm", str(home / "request.json")]
-            try:
-                ended = subprocess.run(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env=environment(**(variables or {})),
-                    check=False,
-                    timeout=limit_seconds,
-                ).returncode
-            except subprocess.TimeoutExpired:
-                ended = f"-9, as it was not done after {limit_seconds:.0f} s,"
-        result = home / "result.json"
+        log, result = home / "log", home / "result.json"
+        code = runner(home / "request.json", log, variables or {}, limit_seconds)
         if not result.exists():
             tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
-            raise VerifyError(f"the engine ended with code {ended} before it had answered; its last words:\n{tail}")
+            late = f"by force, as it was not done after {limit_seconds} s,"
+            ended = late if code is None else f"with code {code}"
+            raise VerifyError(f"the engine ended {ended} before it had answered; its last words:\n{tail}")
         return ArmResult.load(result)
