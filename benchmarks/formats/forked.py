@@ -20,6 +20,7 @@ def prepare() -> None:
 
 def run(request: Path, log: Path, variables: Mapping[str, str], limit_seconds: float | None) -> int | None:
     """See `wisp.engines.vllm.verify.compare.Runner`."""
+    log.touch()
     process = multiprocessing.get_context("forkserver").Process(target=_arm, args=(request, log, dict(variables)))
     process.start()
     process.join(limit_seconds)

@@ -159,6 +159,14 @@ def test_a_known_tensor_where_nothing_can_be_written_is_refused(layer):
         ExpertTensors(layer, method, EXPERTS)
 
 
+@pytest.mark.parametrize("view", [torch.flatten, lambda tensor: tensor[:, 1:], lambda tensor: tensor[1]])
+def test_a_view_of_a_known_tensor_in_another_shape_is_refused(layer, view):
+    method = make_method(layer)
+    method.experts.scale = view(layer.w13_scale.data)
+    with pytest.raises(UnsupportedError, match=r"experts\.scale, which cannot be pointed at slots"):
+        ExpertTensors(layer, method, EXPERTS)
+
+
 def test_a_tensor_that_all_experts_share_may_be_anywhere(layer):
     method = make_method(layer)
     method.experts.scale = torch.rand(1).expand(EXPERTS)

@@ -52,14 +52,15 @@ class ExpertTensors:
         """Find them in a layer whose quantisation `method` has finished loading.
 
         Raises:
-            UnsupportedError: something holds a tensor with a row for each expert that is none of the parameters, or
-                nothing that was searched holds a bias.
+            UnsupportedError: something holds a tensor with a row for each expert, or a view of a parameter's memory in
+                another shape, that is none of the parameters; or nothing that was searched holds a bias.
         """
         self._layer, self._what = layer, f"{type(method).__name__} with {_kernel_name(method)}"
         parameters = expert_parameters(layer, num_experts)
         names: dict[_Identity, list[str]] = {}
         for name, parameter in parameters.items():
             names.setdefault(_identity(parameter), []).append(name)  # some methods give a tensor two names
+        self._memory = {parameter.untyped_storage().data_ptr() for parameter in parameters.values()}
         self._references: dict[str, list[_Reference]] = {}
         for reference, tensor in self._captured(method):
             self._take(reference, tensor, names, num_experts)
@@ -108,7 +109,7 @@ class ExpertTensors:
         group = names.get(_identity(tensor))
         if group is not None and reference.holder is not None:
             self._references.setdefault(group[0], []).append(reference)
-        elif group is not None or (tensor.ndim > 0 and tensor.shape[0] == num_experts and not self._is_shared(tensor)):
+        elif group is not None or self._is_of_experts(tensor, num_experts):
             raise UnsupportedError(
                 f"{self._what} holds a tensor {tuple(tensor.shape)} for its {num_experts} experts in {reference.path}, "
                 f"which cannot be pointed at slots; serve without wisp, or with another --moe-backend"
@@ -122,6 +123,11 @@ class ExpertTensors:
                     f"{self._what} has {name} with a row for each expert, but what takes it was not found; serve "
                     f"without wisp, or with another --moe-backend"
                 )
+
+    def _is_of_experts(self, tensor: torch.Tensor, num_experts: int) -> bool:
+        """Whether it has a row for each of them that is not the same for all, or lies where a parameter does."""
+        has_rows = tensor.ndim > 0 and tensor.shape[0] == num_experts and not self._is_shared(tensor)
+        return has_rows or (tensor.numel() > 0 and tensor.untyped_storage().data_ptr() in self._memory)
 
     def _is_shared(self, tensor: torch.Tensor) -> bool:
         """Whether all experts have the same, so that it stays where it is."""
