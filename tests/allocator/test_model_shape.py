@@ -116,6 +116,7 @@ def test_int4_groups_have_a_scale_and_a_zero_point():
             "NVFP4, groups of 16",
             16,
         ),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "NVFP4, groups of 16", 16),
     ],
 )
 def test_four_bit_floats_have_a_byte_of_scale_a_group(quantisation, name, weights_a_scale):
@@ -123,6 +124,27 @@ def test_four_bit_floats_have_a_byte_of_scale_a_group(quantisation, name, weight
     weights = 3 * 64 * 32
     assert shape.expert_format.name == name
     assert shape.expert_bytes == weights // 2 + weights // weights_a_scale
+
+
+@pytest.mark.parametrize(
+    ("quantisation", "name", "scales"),
+    [
+        ({"quant_method": "modelopt", "quant_algo": "fp8"}, "FP8", 0),
+        ({"quant_method": "modelopt", "quant_algo": "MXFP8"}, "MXFP8, groups of 32", 3 * 64),
+        ({"quant_method": "mxfp8"}, "MXFP8, groups of 32", 3 * 64),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "float", "group_size": 32}}},
+            },
+            "MXFP8, groups of 32",
+            3 * 64,
+        ),
+    ],
+)
+def test_eight_bit_floats_have_a_byte_of_scale_a_group_if_they_have_groups(quantisation, name, scales):
+    shape = model_shape({**TINY, "quantization_config": quantisation})
+    assert (shape.expert_format.name, shape.expert_bytes) == (name, 3 * 64 * 32 + scales)
 
 
 def test_modules_that_are_not_converted_stay_in_16_bits():
@@ -138,6 +160,7 @@ def test_modules_that_are_not_converted_stay_in_16_bits():
     [
         ({"num_experts": 0}, "no routed experts"),
         ({"quantization_config": {"quant_method": "hqq"}}, "hqq quantisation"),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"}}, "modelopt quant"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "neither full attention"),
         ({"mamba_d_state": 16}, "neither full attention"),
         ({"torch_dtype": "int7"}, "int7"),

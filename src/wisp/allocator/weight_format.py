@@ -42,6 +42,9 @@ class WeightFormat:
         return weights + -(-rows // self.block[0]) * -(-columns // self.block[1]) * self.scale_bits // 8
 
 
+_MXFP8 = WeightFormat("MXFP8, groups of 32", 8, (1, 32), 8)
+
+
 def plain_format(config: Mapping[str, Any]) -> WeightFormat:
     """The format of what is not quantised, by `torch_dtype` or `dtype`; bf16 where the configuration says neither.
 
@@ -57,7 +60,7 @@ def plain_format(config: Mapping[str, Any]) -> WeightFormat:
 
 
 def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
-    """The format that a `quantization_config` describes: FP8 (block or tensor scales), MXFP4, NVFP4, int4, int8.
+    """The format that a `quantization_config` describes: FP8 (block or tensor scales), MXFP8, MXFP4, NVFP4, int4, int8.
 
     Raises:
         UnsupportedError: another method, whose bytes would be a guess.
@@ -70,6 +73,13 @@ def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
         return WeightFormat("FP8", 8)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
         return WeightFormat("MXFP4, groups of 32", 4, (1, 32), 8)
+    algorithm = str(quantisation.get("quant_algo", "")).upper()
+    if method == "mxfp8" or (method == "modelopt" and algorithm == "MXFP8"):
+        return _MXFP8
+    if method == "modelopt" and algorithm == "FP8":
+        return WeightFormat("FP8", 8)
+    if method == "modelopt" and algorithm in ("NVFP4", "W4A16_NVFP4"):
+        return WeightFormat("NVFP4, groups of 16", 4, (1, 16), 8)
     if method in ("gptq", "awq", "auto-round", "gptq_marlin", "awq_marlin"):
         bits = int(quantisation.get("bits") or quantisation.get("w_bit") or 4)
         group = int(quantisation.get("group_size") or quantisation.get("q_group_size") or 128)
@@ -81,15 +91,15 @@ def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
             block = weights.get("block_structure")
             if block:
                 return WeightFormat(f"FP8, {block[0]} x {block[1]} block scales", 8, (int(block[0]), int(block[1])), 32)
-            return WeightFormat("FP8", 8)
+            return _MXFP8 if weights.get("group_size") == 32 else WeightFormat("FP8", 8)
         if weights and weights.get("type") == "float" and int(weights.get("num_bits", 0)) == 4:
             group = int(weights.get("group_size") or 16)
             return WeightFormat(f"{'MXFP4' if group == 32 else 'NVFP4'}, groups of {group}", 4, (1, group), 8)
         if weights and weights.get("type") == "int":
             return _grouped(int(weights["num_bits"]), int(weights.get("group_size") or -1), zero_bits=0)
     raise UnsupportedError(
-        f"the bytes of {method or 'this'} quantisation are not known; wisp plan knows bf16, fp16, fp8, mxfp4, gptq, "
-        f"awq and compressed-tensors (8-bit and 4-bit float, integer groups)"
+        f"the bytes of {method or 'this'} quantisation are not known; wisp plan knows bf16, fp16, fp8, mxfp8, mxfp4, "
+        f"gptq, awq, ModelOpt (FP8, MXFP8, NVFP4) and compressed-tensors (8-bit and 4-bit float, integer groups)"
     )
 
 
