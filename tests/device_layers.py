@@ -1,6 +1,10 @@
 """Layers of random experts, paged on a GPU, for the tests in `tests/gpu`."""
 
+import tempfile
+from pathlib import Path
+
 import torch
+from file_store import write_store
 
 from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager
@@ -14,25 +18,31 @@ STAGING = StreamShape(group_experts=4, groups=2)
 
 WEIGHTS = {"w13": ((768, 512), torch.bfloat16)}
 QUANTISED = {"w13": ((300, 1024), torch.int32), "scale": ((), torch.float32), "w2": ((64, 301), torch.uint8)}
+IN_FILES = {"w13": ((768, 512), torch.bfloat16), "w2": ((128, 301), torch.bfloat16)}
 QUANTISED |= {"w2_scale": ((3,), torch.float32), "none": ((0,), torch.int32), "bias": ((6,), torch.bfloat16)}
 
 
 class Layers:
     """Random experts of about 1 MiB, page-locked, and their pagers."""
 
-    def __init__(self, *, planar: bool) -> None:
+    def __init__(self, *, planar: bool = False, in_files: bool = False) -> None:
         self.device = torch.device("cuda", torch.cuda.current_device())
         self.stores = []
         for _ in range(LAYERS):
-            tensors = QUANTISED if planar else WEIGHTS
+            tensors = QUANTISED if planar else IN_FILES if in_files else WEIGHTS
             like = {
                 name: torch.empty(EXPERTS, *shape, dtype=dtype, device="meta")
                 for name, (shape, dtype) in tensors.items()
             }
             store = HostStore(like, page_lock="require", device=self.device)
             store.rows.copy_(torch.randint(0, 256, store.rows.shape, dtype=torch.uint8))
-            self.stores.append(store)
-        shape = ArenaShape(LAYERS, SLOTS, 4 * TOP_K - SLOTS if planar else STAGING.rows)
+            if in_files:
+                with tempfile.NamedTemporaryFile() as file:
+                    path = Path(file.name)
+                    self.stores.append(write_store(store, path, page_lock="require", device=self.device))
+            else:
+                self.stores.append(store)
+        shape = ArenaShape(LAYERS, SLOTS, 4 * TOP_K - SLOTS if planar or in_files else STAGING.rows)
         self.arena = Arena(shape, self.stores[0].layout, self.device, planar=planar, most_slots=MOST_SLOTS)
         self.state = DeviceState(self.arena, self.stores)
         self.pagers = [

@@ -13,9 +13,9 @@ from wisp.policies import make_policy
 from wisp.resident import ResidentSet
 
 
-@pytest.fixture(scope="module", params=["interleaved", "planar"])
+@pytest.fixture(scope="module", params=["interleaved", "planar", "in files"])
 def layers(request):
-    return Layers(planar=request.param == "planar")
+    return Layers(planar=request.param == "planar", in_files=request.param == "in files")
 
 
 def test_a_captured_graph_decides_as_the_host_does(layers):
@@ -42,13 +42,14 @@ def test_a_captured_graph_decides_as_the_host_does(layers):
                 plan = resident.plan([e for token in step[layer] for e in token], direct=True)
                 assert layers.state.slot_of[layer].tolist() == resident.slot_table().tolist()
                 row_of = layers.arena.home_rows(layers.stores[layer]).tolist()
-                if layers.arena.planar:
+                if not layers.arena.reaches(layers.stores[layer]):
                     for place, expert in enumerate(plan.direct):
                         row_of[expert] = place
                 for expert, slot in resident.slot_of.items():
                     row_of[expert] = layers.arena.shape.slot_row(layer, slot)
                 assert rows[layer].tolist() == [row_of[e] for token in step[layer] for e in token]
-                if layers.arena.planar and layer == LAYERS - 1:  # the last to use the overflow rows
+                is_direct = layers.arena.reaches(layers.stores[layer])
+                if not is_direct and layer == LAYERS - 1:  # the last to use the overflow rows
                     assert all(layers.holds(layer, row_of[expert], expert) for expert in plan.direct)
         assert [layers.wrong_slots(layer) for layer in range(LAYERS)] == [0] * LAYERS
 
@@ -73,8 +74,8 @@ def test_a_stream_shows_every_expert_s_bytes_and_decode_goes_on(layers):
 
 
 def test_a_kernel_reads_an_expert_where_it_lies(layers):
-    if layers.arena.planar:
-        pytest.skip("a planar arena reaches no store")
+    if not layers.arena.reaches(layers.stores[1]):
+        pytest.skip("it does not reach this store")
     row = layers.arena.direct_row(layers.stores[1]) + 5
     weights = layers.arena.tensors["w13"]
     address = weights.data_ptr() + row * weights.stride(0) * weights.element_size()

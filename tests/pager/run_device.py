@@ -7,12 +7,15 @@ import json
 import os
 import random
 import sys
+import tempfile
 from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
+sys.path.append(str(Path(__file__).parents[1]))  # for `file_store`
 
 import numpy as np
 import torch
+from file_store import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -36,20 +39,24 @@ WEIGHTS = {"w13": ((8, 6), torch.float32), "w2": ((6, 4), torch.float32)}
 QUANTISED = {"w13": ((5, 16), torch.int32), "scale": ((), torch.float32), "w2": ((64, 300), torch.uint8)}
 QUANTISED |= {"w2_scale": ((3,), torch.float32), "none": ((0,), torch.int32), "bias": ((6,), torch.bfloat16)}
 """name -> (an expert's shape, type): of whole 16 bytes and not, of one number and of none, of several copied blocks"""
+IN_FILES = {"w13": ((4, 1301), torch.int32), "w2": ((64, 300), torch.uint8)}
 
 
 class Layers:
-    """Some layers paged on the device; in a planar arena there is room for a step of every expert."""
+    """Some layers paged on the device; where the arena does not reach a store there is room for every expert."""
 
-    def __init__(self, experts: int, slots: int, tensors=WEIGHTS, *, planar: bool = False) -> None:
+    def __init__(self, experts: int, slots: int, tensors=WEIGHTS, *, planar: bool = False, folder=None) -> None:
+        """With a `folder` the experts are in files there."""
         self.stores = []
         for _ in range(LAYERS):
             store = HostStore(
                 {name: torch.empty(experts, *shape, dtype=dtype) for name, (shape, dtype) in tensors.items()}
             )
             store.rows.random_(0, 256)
+            if folder is not None:
+                store = write_store(store, Path(tempfile.mkstemp(dir=folder)[1]))
             self.stores.append(store)
-        staging_rows = max(STAGING.rows, experts - 1 if planar else 0)
+        staging_rows = max(STAGING.rows, experts - 1 if planar or folder is not None else 0)
         shape = ArenaShape(LAYERS, slots, staging_rows)
         self.arena = Arena(shape, self.stores[0].layout, "cpu", planar=planar, most_slots=slots)
         self.state = DeviceState(self.arena, self.stores)
@@ -61,7 +68,7 @@ class Layers:
     def holds(self, layer: int, row: int, expert: int) -> bool:
         """Whether a kernel finds this expert at a row: of the arena, or of the store."""
         store = self.stores[layer]
-        if not self.arena.planar:
+        if self.arena.reaches(store):
             first = self.arena.direct_row(store)
             if first <= row < first + self.state.num_experts:
                 return row - first == expert
@@ -87,11 +94,12 @@ def replay(
     tensors=WEIGHTS,
     *,
     planar: bool,
+    folder=None,
     steps: int = STEPS,
     resizes: tuple[int, ...] = (),
 ) -> dict[str, object]:
     """The device beside the host, step by step; every fourth step there are as many slots as `resizes` says next."""
-    layers = Layers(experts, slots, tensors, planar=planar)
+    layers = Layers(experts, slots, tensors, planar=planar, folder=folder)
     residents = [ResidentSet(experts, slots, make_policy("lru")) for _ in range(LAYERS)]
     wrong: list[str] = []
     faults, evictions, direct = [0] * LAYERS, [0] * LAYERS, 0
@@ -174,10 +182,10 @@ def replay_layout(tensors, slots: int, tokens: int) -> None:
     assert report["contiguous"]
 
 
-def stream(slots: int, *, warm: bool, planar: bool) -> dict[str, object]:
+def stream(slots: int, tensors, *, warm: bool, planar: bool, folder) -> dict[str, object]:
     """A prefill that needs every expert: what its waves hold, and what the page tables say before and after."""
     experts = 16
-    layers = Layers(experts, slots, QUANTISED if planar else WEIGHTS, planar=planar)
+    layers = Layers(experts, slots, tensors, planar=planar, folder=folder)
     if warm:
         for pager in layers.pagers:
             pager.page(torch.arange(slots, dtype=torch.int32)[None])
@@ -214,19 +222,23 @@ def main(results: str) -> None:
     random.seed(0)
     torch.manual_seed(0)
     replay_layout()
-    report = {
-        name: {
-            "replays": [replay(*shape, tensors, planar=planar, steps=steps) for shape in SHAPES],
-            "resized": replay(16, 12, 4, 2, tensors, planar=planar, steps=25, resizes=(3, 10, 7, 1, 12, 5)),
-            "cold": stream(5, warm=False, planar=planar),
-            "warm": stream(5, warm=True, planar=planar),
-            "all": stream(16, warm=False, planar=planar),
+    with tempfile.TemporaryDirectory() as folder:
+        report = {
+            name: {
+                "replays": [replay(*shape, tensors, planar=planar, folder=place, steps=steps) for shape in SHAPES],
+                "resized": replay(
+                    16, 12, 4, 2, tensors, planar=planar, folder=place, steps=25, resizes=(3, 10, 7, 1, 12, 5)
+                ),
+                "cold": stream(5, tensors, warm=False, planar=planar, folder=place),
+                "warm": stream(5, tensors, warm=True, planar=planar, folder=place),
+                "all": stream(16, tensors, warm=False, planar=planar, folder=place),
+            }
+            for name, planar, tensors, place, steps in (
+                ("interleaved", False, WEIGHTS, None, STEPS),
+                ("planar", True, QUANTISED, None, STEPS // 2),
+                ("in files", False, IN_FILES, folder, STEPS // 2),
+            )
         }
-        for name, planar, tensors, steps in (
-            ("interleaved", False, WEIGHTS, STEPS),
-            ("planar", True, QUANTISED, STEPS // 2),
-        )
-    }
     Path(results).write_text(json.dumps(report))
 
 

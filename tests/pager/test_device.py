@@ -17,15 +17,16 @@ def reports(tmp_path_factory):
     return json.loads(results.read_text())
 
 
-@pytest.fixture(params=["interleaved", "planar"])
+@pytest.fixture(params=["interleaved", "planar", "in files"])
 def report(request, reports):
-    """What was seen of one kind of arena."""
+    """What was seen of one kind of arena, or of store."""
     return reports[request.param]
 
 
 def test_only_a_planar_arena_keeps_each_tensor_in_one_piece(reports):
     assert {replay["contiguous"] for replay in reports["planar"]["replays"]} == {True}
-    assert {replay["contiguous"] for replay in reports["interleaved"]["replays"]} == {False}
+    for other in ("interleaved", "in files"):
+        assert {replay["contiguous"] for replay in reports[other]["replays"]} == {False}
 
 
 def test_page_tables_and_bytes_equal_the_host_s_plan(report):
@@ -37,7 +38,7 @@ def test_steps_wider_than_the_slots_occur(report):
 
 
 def test_faults_and_evictions_are_those_of_the_host(report, request):
-    steps = 10 if request.node.callspec.params["report"] == "planar" else 20
+    steps = 20 if request.node.callspec.params["report"] == "interleaved" else 10
     for replay in report["replays"]:
         assert replay["faults"][0] == replay["faults"][1]
         assert replay["evictions"][0] == replay["evictions"][1]

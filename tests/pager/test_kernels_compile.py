@@ -19,30 +19,30 @@ capability = int(sys.argv[1])
 state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64"}
 state |= {"ring": "*i32", "num_experts": "i32"}
 arguments = {
-    "ids": "*i32", "count": "i32", "choice_rows": "*i64", "row_of": "*i64", "store": "*i32", "arena": "*i32",
+    "ids": "*i32", "count": "i32", "choice_rows": "*i64", "row_of": "*i64", "source": "*i32", "arena": "*i32",
     "segments": "*i64", "loaded": "*i64", "first_row": "i32", "row_stride": "i32", "direct_row": "i64", **state,
 }
 touch = {"needed_flags": "*i32", "moved": "i32", "waves": "i32", **state}
 tails = {"loaded": "*i64", "store": "*i32", "arena": "*i32"}
-copies = {"experts": "*i64", "rows": "*i64", "count": "i32", "store": "*i32", "segments": "*i64"}
+copies = {"loaded": "*i64", "experts": "*i64", "rows": "*i64", "count": "i32", "sources": "*i64", "segments": "*i64"}
 look_up = {"experts": "*i32", "rows": "*i64", "count": "i32", "row_of": "*i64", "num_experts": "i32"}
 ring = {"RING_STEPS": 4096, "RING_STRIDE": 192}
-interleaved = {**ring, "CHUNK": 16, "BLOCK": 4096, "segments": None, "SEGMENTS": 0, "WIDE": 0}
-planar = {**ring, "CHUNK": 16, "BLOCK": 4096, "arena": None, "direct_row": None}
+interleaved = {**ring, "CHUNK": 16, "BLOCK": 4096, "segments": None, "SEGMENTS": 0, "HEAD_SEGMENTS": 0}
+pieces = {**ring, "CHUNK": 16, "BLOCK": 4096, "arena": None, "direct_row": None, "ROW_WORDS": 0, "HEAD_WORDS": 0}
+addressed = {**arguments, "source": "*i64"}
 large = {"EXPERTS": 128, "ROW_WORDS": 2359296, "HEAD_WORDS": 1572864, **interleaved}
 odd = {"EXPERTS": 64, "ROW_WORDS": 15361, "HEAD_WORDS": 15361, **interleaved}
 ones = {"row_stride": 1, "EXPERTS": 8, "ROW_WORDS": 4096, "HEAD_WORDS": 4096, **interleaved}
-spread = {"ROW_WORDS": 1179648, "SEGMENTS": 12, "WIDE": 8}
-two, one = {"SEGMENTS": 2, "WIDE": 2}, {"SEGMENTS": 1, "WIDE": 0}
 cases = [
     ("decide_and_gather", arguments, large),
     ("decide_and_gather", arguments, odd),
     ("decide_and_gather", arguments, ones),
-    ("decide_and_gather", arguments, {"EXPERTS": 128, "HEAD_WORDS": 1179648, **spread, **planar}),
-    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "HEAD_WORDS": 1024, **two, **planar}),
-    ("decide_and_gather", arguments, {"EXPERTS": 8, "ROW_WORDS": 1024, "HEAD_WORDS": 1024, **one, **planar}),
+    ("decide_and_gather", addressed, {"EXPERTS": 128, "SEGMENTS": 12, "HEAD_SEGMENTS": 12, **pieces}),
+    ("decide_and_gather", addressed, {"EXPERTS": 8, "SEGMENTS": 3, "HEAD_SEGMENTS": 2, **pieces}),
+    ("decide_and_gather", addressed, {"EXPERTS": 8, "SEGMENTS": 1, "HEAD_SEGMENTS": 1, **pieces}),
     ("gather_tails", tails, {"ROW_WORDS": 2359296, "HEAD_WORDS": 1572864, "BLOCK": 4096}),
-    ("copy_experts", copies, {"BLOCK": 4096, **spread}),
+    ("gather_tail_segments", copies, {"SEGMENTS": 3, "HEAD_SEGMENTS": 2, "BLOCK": 4096}),
+    ("copy_experts", copies, {"SEGMENTS": 12, "BLOCK": 4096}),
     ("touch", touch, {"EXPERTS": 128, **ring}),
     ("touch", touch, {"waves": 1, "EXPERTS": 8, **ring}),
     ("look_up", look_up, {"BLOCK": 1024}),
@@ -74,7 +74,7 @@ def test_every_kernel_compiles(capability, tmp_path):
     assert done.returncode == 0, done.stderr[-2000:]
     compiled = json.loads(done.stdout.splitlines()[-1])
     assert min(compiled["sizes"]) > 1000
-    copying = ("decide_and_gather", "gather_tails", "copy_experts")
+    copying = ("decide_and_gather", "gather_tails", "gather_tail_segments", "copy_experts")
     quick = [whole for name, whole in zip(compiled["names"], compiled["whole"], strict=True) if name in copying]
     assert quick == [
         True,
@@ -82,7 +82,8 @@ def test_every_kernel_compiles(capability, tmp_path):
         True,
         True,
         True,
-        False,
+        True,
+        True,
         True,
         True,
     ]  # copied 16 bytes at a time, where they divide so

@@ -12,12 +12,18 @@ from wisp.pager.store import RowLayout
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory):
+def reports(tmp_path_factory):
     results = tmp_path_factory.mktemp("tails") / "results.json"
     script = Path(__file__).with_name("run_tails.py")
     done = subprocess.run([sys.executable, script, results], capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(results.read_text())
+
+
+@pytest.fixture(params=["rows", "pieces"])
+def report(request, reports):
+    """What was seen of experts that are copied as rows, or in pieces."""
+    return reports[request.param]
 
 
 def test_decisions_do_not_depend_on_tails(report):
@@ -30,6 +36,10 @@ def test_heads_are_there_at_once_and_whole_rows_after_the_wait(report):
     assert report["whole_early"] == 0
     assert report["whole"] == report["loads"]
     assert report["wrong"] == 0
+
+
+def test_what_finds_no_slot_is_whole_too(report):
+    assert report["overflow"] == report["overflow_whole"] > 10
 
 
 @pytest.mark.parametrize(

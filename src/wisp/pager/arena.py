@@ -8,20 +8,19 @@ import torch
 from wisp.errors import UnsupportedError, WispError
 from wisp.pager.device_memory import DeviceMemory
 from wisp.pager.pool import check_device_room
-from wisp.pager.store import TENSOR_ALIGNMENT, HostStore, RowLayout
+from wisp.pager.store import TENSOR_ALIGNMENT, ExpertStore, RowLayout
 from wisp.resident import NOT_RESIDENT
 
 WORD_BYTES = 4
 """The device copies whole words."""
-WIDE_BYTES = 16
-"""And four of them at once where a tensor has so many in each expert."""
 
 
 @dataclass(frozen=True)
 class ArenaShape:
     """`staging_rows` through which experts pass, then `slots` experts of each of `layers` layers.
 
-    What passes are the experts of a stream and, in a planar arena, those of a step that find no slot (its overflow).
+    What passes are the experts of a stream and, where no kernel reaches them in the store, those of a step that find no
+    slot (its overflow).
     """
 
     layers: int
@@ -42,29 +41,16 @@ class ArenaShape:
         return place
 
 
-@dataclass(frozen=True)
-class Segments:
-    """How an expert's row of a store is spread over the regions of a planar arena."""
-
-    table: torch.Tensor
-    """int64 [segments, 3]: the first word of the row, how many, and the address of the region's row 0."""
-    wide: int
-    """The first so many are copied 16 bytes at a time."""
-
-    def __len__(self) -> int:
-        return self.table.shape[0]
-
-
 class Arena:
     """`tensors[name]` is [rows, ...], what the engine's kernel takes in place of all experts.
 
     There are as many rows as the arena can ever have; only the first `shape.rows` may be used.
 
     Interleaved, an expert is one row: all its tensors together, from an address that is a multiple of `row_bytes`.
-    Backing stores start at such multiples too, so an expert of a store is a whole number of rows away: one index
+    Where the experts of a store are rows at such multiples too, they are a whole number of rows away: one index
     reaches either memory, and an engine's kernel can take an expert from its slot or from where it lies.
 
-    Planar, each tensor is contiguous, for kernels that take no stride between experts. No index reaches the store
+    Planar, each tensor is contiguous, for kernels that take no stride between experts. No index reaches a store
     then: what a step needs has to be in the arena.
     """
 
@@ -110,8 +96,6 @@ class Arena:
         else:
             self._rows = addresses[0].view(rows, layout.row_bytes)
             self.tensors = layout.views(self._rows)
-        self.segments = self._spread() if planar else None
-        """How a planar arena is filled."""
 
     @property
     def rows(self) -> torch.Tensor:
@@ -147,38 +131,54 @@ class Arena:
         for region, row_bytes in zip(self._regions, self._row_sizes, strict=True):
             region.resize(shape.rows * row_bytes)
 
-    def direct_row(self, store: HostStore) -> int:
-        """The row of the store's expert 0; of an interleaved arena only."""
+    def reaches(self, store: ExpertStore) -> bool:
+        """Whether the experts of the store have row indices of the arena, so that kernels may read them there."""
+        return not self.planar and store.rows is not None
+
+    def direct_row(self, store: ExpertStore) -> int:
+        """The row of the store's expert 0, of a store that the arena reaches."""
+        assert store.rows is not None, "its experts are rows"
         distance = store.rows.data_ptr() - self.rows.data_ptr()
         assert distance % self.layout.row_bytes == 0, "stores and arena start at multiples of a row"
         return distance // self.layout.row_bytes
 
-    def home_rows(self, store: HostStore) -> torch.Tensor:
-        """int64 [experts]: where the kernel finds an expert without a slot; NOT_RESIDENT in a planar arena."""
-        if self.planar:
+    def home_rows(self, store: ExpertStore) -> torch.Tensor:
+        """int64 [experts]: where the kernel finds an expert without a slot; NOT_RESIDENT where it cannot."""
+        if not self.reaches(store):
             return torch.full((store.num_experts,), NOT_RESIDENT, dtype=torch.int64)
         return self.direct_row(store) + torch.arange(store.num_experts, dtype=torch.int64)
 
-    def _spread(self) -> Segments:
-        parts = [part for part in self.layout.parts if part.nbytes]
-        parts.sort(key=lambda part: part.nbytes % WIDE_BYTES != 0)
-        table = [
-            (part.start // WORD_BYTES, part.nbytes // WORD_BYTES, self.tensors[part.name].data_ptr()) for part in parts
-        ]
-        wide = sum(part.nbytes % WIDE_BYTES == 0 for part in parts)
-        return Segments(torch.tensor(table, dtype=torch.int64).to(self.device), wide)
+    def places(self, store: ExpertStore) -> torch.Tensor:
+        """int64 [segments, 3], on the device: words, address in row 0, and bytes to the next row of each piece.
+
+        Raises:
+            UnsupportedError: a piece is no whole number of words, or does not start at one.
+        """
+        if int(store.addresses().remainder(WORD_BYTES).max()):
+            raise UnsupportedError(
+                f"some tensors of the experts start at no multiple of {WORD_BYTES} bytes, and the device copies whole "
+                f"words; set backing_store to memory"
+            )
+        starts = {part.name: part.start for part in self.layout.parts}
+        table = []
+        for segment in store.segments:
+            tensor = self.tensors[segment.name]
+            address = tensor.data_ptr() + segment.start - starts[segment.name]
+            table.append((segment.nbytes // WORD_BYTES, address, tensor.stride(0) * tensor.itemsize))
+        return torch.tensor(table, dtype=torch.int64).to(self.device)
 
     def move(self, from_row: int, to_row: int) -> None:
         """Copy a row to another, in the order of the current stream."""
         for tensor in self.tensors.values() if self.planar else (self.rows,):
             tensor[to_row].copy_(tensor[from_row])
 
-    def link_bytes_per_second(self, store: HostStore, *, repeats: int = 4) -> float:
+    def link_bytes_per_second(self, store: ExpertStore, *, repeats: int = 4) -> float:
         """How fast the store's bytes come into the arena: the best of some copies of the largest piece of an expert."""
-        source, target = store.rows[0], None if self.planar else self.rows[0]
-        if target is None:
-            name = max(self.layout.parts, key=lambda part: part.nbytes).name
-            source, target = store.tensors[name][0], self.tensors[name][0]
+        index, largest = max(enumerate(store.segments), key=lambda item: item[1].nbytes)
+        source = store.piece(0, index)
+        target = self.tensors[largest.name][0].view(-1).view(torch.uint8)[: largest.nbytes]
+        if self.reaches(store) and store.rows is not None:
+            source, target = store.rows[0], self.rows[0]
         seconds = []
         for _ in range(repeats):
             start = _now(self.device)

@@ -1,11 +1,14 @@
 """Triton kernels that copy experts from a backing store into an arena, and their parts.
 
-A share is what one program of several copies of an expert: every so many blocks of int32 words. Rows, heads, tails and
-`segments` are those of `device_kernels`.
+A share is what one program of several copies of an expert: every so many blocks of int32 words. Rows, heads, tails,
+`sources` and `segments` are those of `device_kernels`.
 """
 
 import triton
 import triton.language as tl
+
+LINE_WORDS = tl.constexpr(32)
+"""What crosses the link at a time: 128 bytes from a multiple of 128."""
 
 
 @triton.jit
@@ -21,28 +24,48 @@ def copy_share(source, target, program, programs, WORDS: tl.constexpr, BLOCK: tl
 
 
 @triton.jit
-def _copy_segment(source, segments, index, row, program, programs, ALIGNED_WORDS: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's blocks of one tensor of an expert, whose length is a multiple of ALIGNED_WORDS."""
-    at = tl.multiple_of(tl.load(segments + index * 3), 4)
-    words = tl.multiple_of(tl.load(segments + index * 3 + 1), ALIGNED_WORDS)
-    address = tl.load(segments + index * 3 + 2)
-    region = tl.multiple_of(address.to(tl.pointer_type(tl.int32)), 16)  # of the integer it would be lost in the cast
+def _copy_lines(source, target, words, program, programs, ALIGNED_WORDS: tl.constexpr, BLOCK: tl.constexpr):
+    """This program's blocks of `words` words, from one address to another: multiples of 4 bytes.
+
+    Blocks begin where lines of the source do, and its words are read four at a time, since the source lies beyond the
+    link. So up to three words are read on either side, which share 16 bytes with words of the piece. ALIGNED_WORDS = 4
+    says that both addresses and the length are multiples of 16 bytes: then four words at a time are written too.
+    """
+    skip = ((source // 4) % LINE_WORDS).to(tl.int32)
+    end = skip + words
+    line = tl.multiple_of((source - skip * 4).to(tl.pointer_type(tl.int32)), 16)  # of an integer it would be lost
+    start = tl.multiple_of((target - skip * 4).to(tl.pointer_type(tl.int32)), 4 * ALIGNED_WORDS)
     word = tl.arange(0, BLOCK)
-    for block in range(program, tl.cdiv(words, BLOCK), programs):
+    for block in range(program, tl.cdiv(end, BLOCK), programs):
         place = block * BLOCK + word
-        values = tl.load(source + at + place, mask=place < words)
-        tl.store(region + row * words + place, values, mask=place < words)
+        whole = (place // 4 >= skip // 4) & (place // 4 <= (end - 1) // 4)
+        values = tl.load(line + place, mask=whole)
+        tl.store(start + place, values, mask=whole if ALIGNED_WORDS == 4 else (place >= skip) & (place < end))
 
 
 @triton.jit
 def spread_share(
-    source, segments, row, turn, programs, SEGMENTS: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr
+    sources,
+    segments,
+    expert,
+    row,
+    turn,
+    programs,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
-    """This program's share of one expert: from its row of the store to row `row` of every region."""
-    for index in range(0, WIDE):
-        _copy_segment(source, segments, index, row, (turn + index) % programs, programs, 4, BLOCK)
-    for index in range(WIDE, SEGMENTS):
-        _copy_segment(source, segments, index, row, (turn + index) % programs, programs, 1, BLOCK)
+    """This program's share of an expert's segments from FIRST to before LAST, from the store to arena row `row`."""
+    for index in range(FIRST, LAST):
+        words = tl.load(segments + index * 3).to(tl.int32)
+        target = tl.load(segments + index * 3 + 1) + row * tl.load(segments + index * 3 + 2)
+        source = tl.load(sources + expert * SEGMENTS + index)
+        program = (turn + index) % programs
+        if (source | target | (words * 4)) % 16 == 0:
+            _copy_lines(source, target, words, program, programs, 4, BLOCK)
+        else:
+            _copy_lines(source, target, words, program, programs, 1, BLOCK)
 
 
 @triton.jit
@@ -56,21 +79,24 @@ def gather_tails(loaded, store, arena, ROW_WORDS: tl.constexpr, HEAD_WORDS: tl.c
         copy_share(source, target, (program + load) % programs, programs, ROW_WORDS - HEAD_WORDS, BLOCK)
 
 
-@triton.jit(do_not_specialize=["count"])
-def copy_experts(
-    experts,
-    rows,
-    count,
-    store,
-    segments,
-    ROW_WORDS: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+@triton.jit
+def gather_tail_segments(
+    loaded, sources, segments, SEGMENTS: tl.constexpr, HEAD_SEGMENTS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Copy each of `count` experts of the store, experts[i], to row rows[i] of a planar arena; int64 both."""
+    """As `gather_tails`, where experts are copied segment by segment: those from HEAD_SEGMENTS on."""
+    programs = tl.num_programs(0)
+    for load in range(0, tl.load(loaded).to(tl.int32)):
+        expert = tl.load(loaded + 1 + 2 * load)
+        row = tl.load(loaded + 2 + 2 * load)
+        turn = (tl.program_id(0) + load) % programs
+        spread_share(sources, segments, expert, row, turn, programs, HEAD_SEGMENTS, SEGMENTS, SEGMENTS, BLOCK)
+
+
+@triton.jit(do_not_specialize=["count"])
+def copy_experts(experts, rows, count, sources, segments, SEGMENTS: tl.constexpr, BLOCK: tl.constexpr):
+    """Copy each of `count` experts of the store, experts[i], to row rows[i] of the arena; int64 both."""
     programs = tl.num_programs(0)
     for place in range(0, count):
-        source = store + tl.load(experts + place) * ROW_WORDS
         turn = (tl.program_id(0) + place) % programs
-        spread_share(source, segments, tl.load(rows + place), turn, programs, SEGMENTS, WIDE, BLOCK)
+        expert = tl.load(experts + place)
+        spread_share(sources, segments, expert, tl.load(rows + place), turn, programs, 0, SEGMENTS, SEGMENTS, BLOCK)

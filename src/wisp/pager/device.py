@@ -13,7 +13,7 @@ from wisp.pager import copy_kernels, device_kernels
 from wisp.pager.arena import WORD_BYTES, Arena
 from wisp.pager.device_state import DeviceState
 from wisp.pager.device_view import device_view
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 from wisp.pager.tails import TailCopies
 
 LEAST_CHUNK, MOST_CHUNK = 16, 64
@@ -35,14 +35,15 @@ class DevicePager:
         self,
         layer: int,
         state: DeviceState,
-        store: HostStore,
+        store: ExpertStore,
         arena: Arena,
         *,
         link_bytes_per_second: float,
         source: torch.Tensor | None = None,
         tails: TailCopies | None = None,
     ) -> None:
-        """Page layer number `layer`; `source` (like `store.rows`) is copied from in place of the store's rows.
+        """Page layer number `layer`; `source` (like `store.rows`, or `store.addresses()` where the arena does not reach
+        the store) is copied from in place of the store.
 
         With `tails`, `page_head` may leave the tails of rows to them (an interleaved arena's only).
         Copies inside a graph are not timed one by one: their seconds are bytes over `link_bytes_per_second`.
@@ -52,29 +53,40 @@ class DevicePager:
         self.link_bytes_per_second = link_bytes_per_second
         self._state = state
         self._padded = triton.next_power_of_2(store.num_experts)
-        self._store_words = device_view((store.rows if source is None else source).view(torch.int32), arena.device)
-        self._arena_words = None if arena.planar else arena.rows.view(torch.int32)
-        self._direct_row = None if arena.planar else arena.direct_row(store)
+        self._places: torch.Tensor | None = None
+        self._arena_words: torch.Tensor | None = None
+        self._direct_row: int | None = None
+        self._row_words = 0
+        if arena.reaches(store):
+            assert store.rows is not None
+            words = (store.rows if source is None else source).view(torch.int32)
+            self._source, self._row_words = device_view(words, arena.device), words.shape[1]
+            self._arena_words, self._direct_row = arena.rows.view(torch.int32), arena.direct_row(store)
+        else:
+            self._places = arena.places(store)
+            self._source = (store.addresses() if source is None else source).to(arena.device)
         self._tails = tails
 
     def page(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """Make the experts of `topk_ids` [tokens, k] resident, as many as there are slots; no synchronisation.
 
         Returns int64 [tokens * k]: the arena row of each choice. An expert beyond the slots has a row of the store,
-        in a planar arena an overflow row, which is its own until the next step of any layer.
+        where the arena does not reach it an overflow row, which is its own until the next step of any layer.
 
         Raises:
-            WorkingSetTooLargeError: the step could need more experts than a planar arena has room for.
+            WorkingSetTooLargeError: the step could need more experts than slots and overflow rows have room for.
         """
-        return self._decide(topk_ids, self._store_words.shape[1])
+        return self._decide(topk_ids, self._row_words, len(self.store.segments))
 
     def page_head(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """As `page`, but the tails of loaded rows arrive beside what is launched next, until `wait_for_tails`."""
         if self._tails is None or topk_ids.shape[0] < TAIL_TOKENS:
             return self.page(topk_ids)
-        head_words = self._tails.head_bytes // WORD_BYTES
-        choice_rows = self._decide(topk_ids, head_words)
-        self._tails.start(partial(self._gather_tails, head_words))
+        head_bytes = self._tails.head_bytes
+        head_words = min(head_bytes // WORD_BYTES, self._row_words)
+        head_segments = sum(segment.start < head_bytes for segment in self.store.segments)
+        choice_rows = self._decide(topk_ids, head_words, head_segments)
+        self._tails.start(partial(self._gather_tails, head_words, head_segments))
         return choice_rows
 
     def wait_for_tails(self) -> None:
@@ -82,11 +94,12 @@ class DevicePager:
         if self._tails is not None:
             self._tails.wait()
 
-    def _decide(self, topk_ids: torch.Tensor, head_words: int) -> torch.Tensor:
+    def _decide(self, topk_ids: torch.Tensor, head_words: int, head_segments: int) -> torch.Tensor:
         ids = topk_ids.reshape(-1)
         choice_rows = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
-        state, shape, segments = self._state, self.arena.shape, self.arena.segments
-        if segments is not None:
+        state, shape = self._state, self.arena.shape
+        segments = 0 if self._places is None else len(self.store.segments)
+        if segments:
             self._check_overflow(ids.numel())
         device_kernels.decide_and_gather[(self._programs(),)](
             ids,
@@ -98,9 +111,9 @@ class DevicePager:
             state.fields[self.layer],
             state.mirror_on_device[self.layer],
             state.ring.words[0, self.layer],
-            self._store_words,
+            self._source,
             self._arena_words,
-            None if segments is None else segments.table,
+            self._places,
             state.loaded[self.layer],
             shape.slot_row(self.layer, 0),
             shape.layers,
@@ -108,10 +121,10 @@ class DevicePager:
             self.num_experts,
             CHUNK=max(LEAST_CHUNK, min(MOST_CHUNK, triton.next_power_of_2(ids.numel()))),
             EXPERTS=self._padded,
-            ROW_WORDS=self._store_words.shape[1],
+            ROW_WORDS=self._row_words,
             HEAD_WORDS=head_words,
-            SEGMENTS=0 if segments is None else len(segments),
-            WIDE=0 if segments is None else segments.wide,
+            SEGMENTS=segments,
+            HEAD_SEGMENTS=head_segments if segments else 0,
             BLOCK=BLOCK_WORDS,
             num_warps=WARPS,
             RING_STEPS=state.ring.steps,
@@ -119,30 +132,42 @@ class DevicePager:
         )
         return choice_rows
 
-    def _gather_tails(self, head_words: int) -> None:
-        copy_kernels.gather_tails[(self._programs(),)](
-            self._state.loaded[self.layer],
-            self._store_words,
-            self._arena_words,
-            ROW_WORDS=self._store_words.shape[1],
-            HEAD_WORDS=head_words,
-            BLOCK=BLOCK_WORDS,
-            num_warps=WARPS,
-        )
+    def _gather_tails(self, head_words: int, head_segments: int) -> None:
+        loaded = self._state.loaded[self.layer]
+        if self._places is None:
+            copy_kernels.gather_tails[(self._programs(),)](
+                loaded,
+                self._source,
+                self._arena_words,
+                ROW_WORDS=self._row_words,
+                HEAD_WORDS=head_words,
+                BLOCK=BLOCK_WORDS,
+                num_warps=WARPS,
+            )
+        else:
+            copy_kernels.gather_tail_segments[(self._programs(),)](
+                loaded,
+                self._source,
+                self._places,
+                SEGMENTS=len(self.store.segments),
+                HEAD_SEGMENTS=head_segments,
+                BLOCK=BLOCK_WORDS,
+                num_warps=WARPS,
+            )
 
     def copy(self, experts: torch.Tensor, rows: torch.Tensor) -> None:
-        """Copy experts[i] of the store to rows[i] of a planar arena (int64, on the device); no synchronisation."""
-        segments = self.arena.segments
-        assert segments is not None, "an interleaved row is one copy, which needs no kernel"
+        """Copy experts[i] of the store to rows[i] (int64, on the device); no synchronisation.
+
+        For a store that the arena does not reach: a row of one that it does is one copy, which needs no kernel.
+        """
+        assert self._places is not None
         copy_kernels.copy_experts[(self._programs(),)](
             experts,
             rows,
             experts.numel(),
-            self._store_words,
-            segments.table,
-            ROW_WORDS=self._store_words.shape[1],
-            SEGMENTS=len(segments),
-            WIDE=segments.wide,
+            self._source,
+            self._places,
+            SEGMENTS=len(self.store.segments),
             BLOCK=BLOCK_WORDS,
         )
 

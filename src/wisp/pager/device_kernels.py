@@ -7,12 +7,13 @@ The state of a layer, by expert (`experts` entries each):
 and int64 `fields`, see below. Residents fill the slots from the lowest up, so their number says which slots are
 free. Victims are those of `ResidentSet` with LRU: the longest unused first, and of one step the higher id.
 
-A row is an index into the arena in units of one expert. In an interleaved arena (`SEGMENTS` = 0) the backing store's
-rows are reached by indices beyond the arena's end (host and device share one address space), so an engine's kernel can
-read an expert where it lies. In a planar one every tensor is a region of its own, [rows, ...], and what a step needs
-beyond the slots is copied to overflow rows, the arena's first, which the next layer's step may overwrite. `segments`
-says where the tensors go, int64 [SEGMENTS, 3]: the word of the store's row, words, and address of the region; the first
-`WIDE` are multiples of four words.
+A row is an index into the arena in units of one expert. Where the experts of the backing store are rows too
+(`SEGMENTS` = 0), those are reached by indices beyond the arena's end (host and device share one address space), so an
+engine's kernel can read an expert where it lies. Otherwise an expert is copied in pieces, its segments: from addresses
+`sources`, int64 [experts, SEGMENTS], to where `segments` says, int64 [SEGMENTS, 3]: words, the address in row 0, and
+the bytes from one row to the next. All are multiples of 4 bytes. So are filled a planar arena, in which every tensor is
+a region of its own, and any arena from a store whose experts are no rows. What a step needs beyond the slots is then
+copied to overflow rows, the arena's first, which the next layer's step may overwrite.
 """
 
 import triton
@@ -109,7 +110,7 @@ def decide_and_gather(
     fields,
     mirror,
     ring,
-    store,
+    source,
     arena,
     segments,
     loaded,
@@ -122,19 +123,19 @@ def decide_and_gather(
     ROW_WORDS: tl.constexpr,
     HEAD_WORDS: tl.constexpr,
     SEGMENTS: tl.constexpr,
-    WIDE: tl.constexpr,
+    HEAD_SEGMENTS: tl.constexpr,
     BLOCK: tl.constexpr,
     RING_STEPS: tl.constexpr,
     RING_STRIDE: tl.constexpr,
 ):
     """Make the experts that `ids` names resident as far as there are slots, and copy their bytes.
 
-    `store` [experts, ROW_WORDS] is int32, and so is `arena` [rows, ROW_WORDS] where it is interleaved; where it is
-    planar, `segments` stands in its place. Slot s of the layer is row first_row + s * row_stride. Missing experts,
-    ascending, get the free slots, then victims' slots. Those beyond the slots stay in the store, where expert e is row
-    direct_row + e, or get the overflow rows from 0 up. choice_rows[i] = row of expert ids[i].
-    Of an interleaved row only the first HEAD_WORDS are copied; `loaded` (int64 [1 + 2 * experts]) then says for
-    `gather_tails` how many experts were loaded, and of each the row of the store and the row of the arena.
+    `source` is the store's rows, int32 [experts, ROW_WORDS], and `arena` [rows, ROW_WORDS] is int32 too; with SEGMENTS
+    they are the `sources`, and nothing, for `segments` says all. Slot s of the layer is row first_row + s * row_stride.
+    Missing experts, ascending, get the free slots, then victims' slots. Those beyond the slots stay in the store, where
+    expert e is row direct_row + e, or get the overflow rows from 0 up. choice_rows[i] = row of expert ids[i].
+    Of a row only the first HEAD_WORDS or HEAD_SEGMENTS are copied; `loaded` (int64 [1 + 2 * experts]) then says for
+    `gather_tails` or `gather_tail_segments` how many experts were copied, and of each itself and the row of the arena.
     `mirror` (host memory) gets a copy of `fields`, for the host to read at any time: after a load, and every so often
     besides. A launch that writes to the host ends only when the write has crossed the link, about a microsecond.
     `ring` (`RoutingRing`, from this layer on) gets the set of needed experts.
@@ -142,6 +143,7 @@ def decide_and_gather(
     Every program plans from the old state and copies its share; the last of them to have read the state writes the
     new one: one launch does both, and no program waits for another.
     """
+    LEAVES_TAILS: tl.constexpr = HEAD_WORDS < ROW_WORDS or HEAD_SEGMENTS < SEGMENTS
     program = tl.program_id(0)
     programs = tl.num_programs(0)
     expert = tl.arange(0, EXPERTS)
@@ -179,25 +181,30 @@ def decide_and_gather(
             source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
             target_row = first_row + target.to(tl.int64) * row_stride
             turn = (program + load) % programs  # the first blocks go to another program each time
-            source = store + source_row * ROW_WORDS
             if SEGMENTS > 0:
-                spread_share(source, segments, target_row, turn, programs, SEGMENTS, WIDE, BLOCK)
+                spread_share(
+                    source, segments, source_row, target_row, turn, programs, 0, HEAD_SEGMENTS, SEGMENTS, BLOCK
+                )
             else:
-                copy_share(source, arena + target_row * ROW_WORDS, turn, programs, HEAD_WORDS, BLOCK)
-                if writes & (HEAD_WORDS < ROW_WORDS):
-                    tl.store(loaded + 1 + 2 * load, source_row)
-                    tl.store(loaded + 2 + 2 * load, target_row)
+                from_row, to_row = source + source_row * ROW_WORDS, arena + target_row * ROW_WORDS
+                copy_share(from_row, to_row, turn, programs, HEAD_WORDS, BLOCK)
+            if writes & LEAVES_TAILS:
+                tl.store(loaded + 1 + 2 * load, source_row)
+                tl.store(loaded + 2 + 2 * load, target_row)
     if SEGMENTS > 0:
         overflow = (tl.cumsum(missing.to(tl.int32), axis=0) - 1 - loads).to(tl.int64)
         for extra in range(0, faults - loads):
             comes = missing & (overflow == extra)
             source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
             turn = (program + loads + extra) % programs
-            source = store + source_row * ROW_WORDS
-            spread_share(source, segments, extra, turn, programs, SEGMENTS, WIDE, BLOCK)
+            target_row = tl.zeros([], tl.int64) + extra
+            spread_share(source, segments, source_row, target_row, turn, programs, 0, HEAD_SEGMENTS, SEGMENTS, BLOCK)
+            if writes & LEAVES_TAILS:
+                tl.store(loaded + 1 + 2 * (loads + extra), source_row)
+                tl.store(loaded + 2 + 2 * (loads + extra), target_row)
     if writes:
-        if HEAD_WORDS < ROW_WORDS:
-            tl.store(loaded, loads.to(tl.int64))
+        if LEAVES_TAILS:
+            tl.store(loaded, (faults if SEGMENTS > 0 else loads).to(tl.int64))
         step = totals[0] + 1
         row = first_row + new.to(tl.int64) * row_stride
         if SEGMENTS > 0:

@@ -10,14 +10,14 @@ from wisp.pager.arena import Arena
 from wisp.pager.device_view import device_view
 from wisp.pager.resize import resized_table
 from wisp.pager.routing_ring import RING_STEPS, RingReader, RoutingRing
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 from wisp.resident import NOT_RESIDENT
 
 
 class DeviceState:
     """The page tables of all layers on the device, and totals that the host can read without waiting."""
 
-    def __init__(self, arena: Arena, stores: Sequence[HostStore], *, ring_steps: int = RING_STEPS) -> None:
+    def __init__(self, arena: Arena, stores: Sequence[ExpertStore], *, ring_steps: int = RING_STEPS) -> None:
         """One table for each of these stores, whose layers share the arena."""
         layers, num_experts, device = len(stores), stores[0].num_experts, arena.device
         self.num_experts, self.device, self._arena = num_experts, device, arena

@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,25 +127,37 @@ class HostRegion:
         self.bytes = whole[start : start + nbytes]
         self.page_locked = False
         if device.type == "cuda" and page_lock != "off":
-            self._lock(page_lock)
+            touch(self.bytes)
+            self.page_locked = lock_pages(self, self.bytes, page_lock)
 
-    def _lock(self, page_lock: PageLock) -> None:
-        address, nbytes = self.bytes.data_ptr(), self.bytes.numel()
-        _touch(self.bytes)
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        failure = int(runtime.cudaHostRegister(address, nbytes, 0))
-        if failure == 0:
-            self.page_locked = True
-            weakref.finalize(self, runtime.cudaHostUnregister, address)
-            return
-        _forget_cuda_error()
-        message = (
-            f"the system refused to page-lock {format_bytes(nbytes)} of host memory (CUDA error {failure}); raise "
-            f"the limit on locked memory (ulimit -l unlimited), or under WSL2 give it more memory"
-        )
-        if page_lock == "require":
-            raise HostMemoryError(message + ", or set page_lock to auto")
-        logger.warning("%s. Experts are copied from ordinary memory instead, several times slower.", message)
+
+READ_ONLY = 8
+"""cudaHostRegisterReadOnly: without it the driver refuses the pages of a file."""
+
+
+def lock_pages(owner: object, memory: torch.Tensor, page_lock: PageLock, *, flags: int = 0) -> bool:
+    """Page-lock `memory` for as long as `owner` lives; whether the system has granted it.
+
+    Raises:
+        HostMemoryError: it has not, and `page_lock` requires it.
+    """
+    address, nbytes = memory.data_ptr(), memory.numel()
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    failure = int(runtime.cudaHostRegister(address, nbytes, flags))
+    if failure == 0:
+        weakref.finalize(owner, runtime.cudaHostUnregister, address)
+        return True
+    _forget_cuda_error()
+    message = (
+        f"the system refused to page-lock {format_bytes(nbytes)} of host memory (CUDA error {failure}); raise "
+        f"the limit on locked memory (ulimit -l unlimited), or under WSL2 give it more memory"
+    )
+    if flags & READ_ONLY:
+        message += ", or set backing_store to memory, for these are pages of a file"
+    if page_lock == "require":
+        raise HostMemoryError(message + ", or set page_lock to auto")
+    logger.warning("%s. Experts are copied from ordinary memory instead, several times slower.", message)
+    return False
 
 
 def _forget_cuda_error() -> None:
@@ -155,12 +168,28 @@ def _forget_cuda_error() -> None:
         logger.debug("cleared CUDA's last error")
 
 
-def _touch(memory: torch.Tensor) -> None:
-    """Have the system provide the pages, by several threads: it zeroes them one by one otherwise."""
+def touch(memory: torch.Tensor) -> None:
+    """Have the system provide zeroed pages, by several threads: it zeroes them one by one otherwise."""
+    _by_piece(memory, lambda start, nbytes: ctypes.memset(start, 0, nbytes))
+
+
+def read_in(memory: torch.Tensor) -> None:
+    """Have the system read the pages of a mapped file, by several threads.
+
+    Where its kernel cannot (before Linux 5.14), page-locking reads them, one by one.
+    """
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    _by_piece(memory, lambda start, nbytes: madvise(start, nbytes, _MADV_POPULATE_READ))
+
+
+_MADV_POPULATE_READ = 22
+
+
+def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object]) -> None:
+    """Call work(address, bytes) on pieces that begin at huge pages; ctypes releases the interpreter lock meanwhile."""
     workers = min(16, os.cpu_count() or 1)
     piece = max(PAGE_BYTES, -(-memory.numel() // workers) // PAGE_BYTES * PAGE_BYTES)
+    first, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
     with ThreadPoolExecutor(workers) as pool:
-        starts = range(memory.data_ptr(), memory.data_ptr() + memory.numel(), piece)
-        end = memory.data_ptr() + memory.numel()
-        # ctypes releases the interpreter lock while memset runs
-        list(pool.map(lambda start: ctypes.memset(start, 0, min(piece, end - start)), starts))
+        list(pool.map(lambda start: work(start, min(piece, end - start)), range(first, end, piece)))

@@ -8,7 +8,7 @@ import torch
 from wisp.pager.copy_clock import CopyClock
 from wisp.pager.counters import Counters
 from wisp.pager.pool import SlotPool
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 from wisp.resident import NOT_RESIDENT, PagePlan, ResidentSet, Wave
 
 
@@ -20,7 +20,7 @@ class ExpertPager:
     """
 
     def __init__(
-        self, resident: ResidentSet, store: HostStore, pool: SlotPool, counters: Counters, *, layer: int = 0
+        self, resident: ResidentSet, store: ExpertStore, pool: SlotPool, counters: Counters, *, layer: int = 0
     ) -> None:
         self.resident, self.store, self.pool = resident, store, pool
         self._counters, self._layer = counters, layer

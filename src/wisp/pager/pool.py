@@ -3,7 +3,7 @@
 import torch
 
 from wisp.errors import DeviceMemoryError
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 
 
 def check_device_room(need_bytes: int, device: torch.device, what: str) -> None:
@@ -18,7 +18,7 @@ def check_device_room(need_bytes: int, device: torch.device, what: str) -> None:
 class SlotPool:
     """`slots` places; `tensors[name]` is [slots, ...], what the engine's kernel takes in place of all experts."""
 
-    def __init__(self, store: HostStore, slots: int, device: torch.device | str) -> None:
+    def __init__(self, store: ExpertStore, slots: int, device: torch.device | str) -> None:
         self.slots = slots
         self.device = torch.device(device)
         self.num_experts = store.num_experts
@@ -31,8 +31,7 @@ class SlotPool:
 
     def load(self, expert: int, slot: int) -> None:
         """Copy one expert into a slot, in the order of the current stream (P2 of the paper: no barrier needed)."""
-        for name, slots in self.tensors.items():
-            slots[slot].copy_(self._store.tensors[name][expert], non_blocking=True)
+        self._store.load(expert, {name: slots[slot] for name, slots in self.tensors.items()})
 
     @property
     def nbytes(self) -> int:

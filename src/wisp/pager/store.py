@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol
 
 import torch
 
@@ -12,6 +13,61 @@ TENSOR_ALIGNMENT = 256
 """Each tensor of an expert starts at a multiple of this many bytes of its row."""
 ROW_ALIGNMENT = 4096
 """A row is a whole number of memory pages."""
+
+
+class ByExpert(Protocol):
+    """One tensor of all experts: [expert] is that of one, for reading."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """[experts, ...]"""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its type."""
+
+    def __getitem__(self, expert: int, /) -> torch.Tensor: ...
+
+
+class ExpertStore(Protocol):
+    """Every expert of one layer, as the engine's kernel takes them."""
+
+    num_experts: int
+    layout: "RowLayout"
+    segments: tuple["Segment", ...]
+    """The pieces in which an expert lies, in the order of its row; the same of every expert."""
+
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """uint8 [experts, row_bytes] where an expert is a row of `layout`, at a multiple of its size; else None."""
+
+    @property
+    def tensors(self) -> Mapping[str, ByExpert]:
+        """By name, in the order of the layout."""
+
+    @property
+    def page_locked(self) -> bool:
+        """Whether copies to a GPU go straight from this memory."""
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert: all its tensors together, without padding."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory that the store takes, or holds in the page cache."""
+
+    def load(self, expert: int, into: Mapping[str, torch.Tensor]) -> None:
+        """Copy one expert into tensors of its own, by name, in the order of the current stream."""
+
+    def on_device(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """name -> [experts, ...]: all of the store on the device, each tensor contiguous."""
+
+    def piece(self, expert: int, segment: int) -> torch.Tensor:
+        """uint8: the bytes of one piece where they lie, for reading."""
+
+    def addresses(self) -> torch.Tensor:
+        """int64 [experts, segments]: where each piece lies."""
 
 
 class HostStore:
@@ -39,6 +95,7 @@ class HostStore:
         self.rows = self._region.bytes.view(self.num_experts, self.layout.row_bytes)
         """uint8 [experts, row_bytes]"""
         self.tensors = self.layout.views(self.rows)
+        self.segments = self.layout.segments()
 
     @property
     def page_locked(self) -> bool:
@@ -54,6 +111,36 @@ class HostStore:
     def nbytes(self) -> int:
         """Bytes of host memory that the store takes."""
         return self.rows.numel()
+
+    def load(self, expert: int, into: Mapping[str, torch.Tensor]) -> None:
+        """See `ExpertStore`."""
+        for name, target in into.items():
+            target.copy_(self.tensors[name][expert], non_blocking=True)
+
+    def on_device(self, device: torch.device) -> dict[str, torch.Tensor]:
+        """See `ExpertStore`; for a while it takes twice the bytes there."""
+        rows = self.rows.to(device)  # in one piece: strided copies are slow
+        return {name: tensor.contiguous() for name, tensor in self.layout.views(rows).items()}
+
+    def piece(self, expert: int, segment: int) -> torch.Tensor:
+        """See `ExpertStore`."""
+        start = self.segments[segment].start
+        return self.rows[expert, start : start + self.segments[segment].nbytes]
+
+    def addresses(self) -> torch.Tensor:
+        """See `ExpertStore`."""
+        row = self.rows.data_ptr() + self.layout.row_bytes * torch.arange(self.num_experts, dtype=torch.int64)
+        return row[:, None] + torch.tensor([segment.start for segment in self.segments], dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A piece of an expert's row, of one tensor."""
+
+    name: str
+    start: int
+    """Its first byte in the row."""
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -96,6 +183,10 @@ class RowLayout:
                 break
             start = part.start
         return start
+
+    def segments(self) -> tuple[Segment, ...]:
+        """One for each tensor that has bytes."""
+        return tuple(Segment(part.name, part.start, part.nbytes) for part in self.parts if part.nbytes)
 
     def views(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """The tensors in `rows` (uint8 [n, row_bytes]): [n, ...] each, rows apart from one another."""

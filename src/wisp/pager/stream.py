@@ -5,8 +5,9 @@ staging area, group after group, while the engine computes the group before; the
 while the current layer still computes. Which expert is where the host knows from one look at the page tables
 before the first layer. Slots that are still free are filled on the way.
 
-The staging rows of a planar arena are also those of a step's overflow. That is safe since copies begin only once all
-that was launched before a streamed step is done, and the kernels of a streamed step wait for every one of them.
+Where the arena does not reach the stores, the staging rows are also those of a step's overflow. That is safe since
+copies begin only once all that was launched before a streamed step is done, and the kernels of a streamed step wait for
+every one of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -168,11 +169,12 @@ class ExpertStream:
     def _copy(self, index: int) -> None:
         group = self._step.groups[index]
         pager, count = self._pagers[group.layer], len(group.experts)
-        if self._arena.planar:  # as many copies as an expert has tensors would each be too small for the copy engine
+        if not self._arena.reaches(pager.store):  # in pieces, too small for the copy engine, or too many
             experts, rows = self._step.pairs[index]
             pager.copy(experts[:count], rows[:count])
             return
         source, target = pager.store.rows, self._arena.rows
+        assert source is not None, "what the arena reaches lies in rows"
         for expert, row in zip(group.experts, group.rows, strict=True):
             target[row].copy_(source[expert], non_blocking=True)
 

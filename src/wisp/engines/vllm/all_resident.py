@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from wisp.pager.pool import check_device_room
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 
 
 class AllResidentKernel:
@@ -19,7 +19,7 @@ class AllResidentKernel:
         self._apply(**arguments)
 
 
-def resident_tensors(store: HostStore, device: torch.device) -> dict[str, torch.Tensor]:
+def resident_tensors(store: ExpertStore, device: torch.device) -> dict[str, torch.Tensor]:
     """name -> [experts, ...]: all of the store on the device, each tensor contiguous as the engine lays it out.
 
     Raises:
@@ -27,8 +27,7 @@ def resident_tensors(store: HostStore, device: torch.device) -> dict[str, torch.
     """
     need_bytes = 2 * store.nbytes - _cached_bytes(device)  # twice for a while
     check_device_room(need_bytes, device, f"all {store.num_experts} experts of one more layer")
-    rows = store.rows.to(device)  # in one piece: strided copies are slow
-    return {name: tensor.contiguous() for name, tensor in store.layout.views(rows).items()}
+    return store.on_device(device)
 
 
 def _cached_bytes(device: torch.device) -> int:

@@ -13,7 +13,7 @@ from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager, look_up
 from wisp.pager.device_state import DeviceState
 from wisp.pager.routing_histogram import RoutingHistogram
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 from wisp.pager.stream import ExpertStream, StreamShape
 from wisp.pager.tails import TailCopies
 from wisp.staging import GROUPS, group_experts, staging_rows
@@ -24,7 +24,7 @@ class InGraphPaging:
 
     def __init__(
         self,
-        stores: Sequence[HostStore],
+        stores: Sequence[ExpertStore],
         slots: int,
         device: torch.device,
         *,
@@ -36,9 +36,9 @@ class InGraphPaging:
     ) -> None:
         """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes.
 
-        `planar` makes every tensor contiguous, for kernels that take no stride between experts. The overflow of the
-        widest step that is decided in place then needs rows of its own: of a step of `graph_choices` tokens times
-        top-k, or by default of one that needs every expert.
+        `planar` makes every tensor contiguous, for kernels that take no stride between experts. Then, and where the
+        stores do not hold their experts in rows, the overflow of the widest step that is decided in place needs rows
+        of its own: of a step of `graph_choices` tokens times top-k, or by default of one that needs every expert.
 
         The number of slots can later be anything from `least_slots` to `most_slots` (by default it stays), with every
         captured graph intact.
@@ -46,8 +46,9 @@ class InGraphPaging:
         layout, experts = stores[0].layout, stores[0].num_experts
         staging = StreamShape(group_experts(layout.row_bytes), GROUPS)
         widest = experts if graph_choices is None else min(experts, graph_choices)
-        rows = staging_rows(layout.row_bytes, overflow=widest - (least_slots or slots) if planar else 0)
-        self.least_slots = max(1, widest - rows) if planar else 1
+        overflows = planar or stores[0].rows is None
+        rows = staging_rows(layout.row_bytes, overflow=widest - (least_slots or slots) if overflows else 0)
+        self.least_slots = max(1, widest - rows) if overflows else 1
         shape = ArenaShape(len(stores), slots, rows)
         self.arena = Arena(shape, layout, device, planar=planar, most_slots=most_slots)
         self.state = DeviceState(self.arena, stores)
@@ -61,7 +62,7 @@ class InGraphPaging:
                 store,
                 self.arena,
                 link_bytes_per_second=link,
-                source=_rotated(store) if broken and layer == 0 else None,
+                source=_rotated(store, self.arena) if broken and layer == 0 else None,
                 tails=tails,
             )
             for layer, store in enumerate(stores)
@@ -92,18 +93,22 @@ def _of_second_product(name: str) -> bool:
     return name.startswith("w2")
 
 
-def _rotated(store: HostStore) -> torch.Tensor:
+def _rotated(store: ExpertStore, arena: Arena) -> torch.Tensor:
+    """What `DevicePager` copies from, with each expert's bytes in the place of the next one's."""
+    if not arena.reaches(store):
+        return store.addresses().roll(1, dims=0)
+    assert store.rows is not None
     rows = torch.empty(store.rows.shape, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
     return rows.copy_(store.rows.roll(1, dims=0))
 
 
 class InGraphKernel:
-    """vLLM's Triton MoE kernel, told where each expert lies: in its slot, or in the backing store.
+    """vLLM's Triton MoE kernel, told where each expert lies: in its slot, in an overflow row, or in the backing store.
 
     Up to `graph_tokens` tokens a step is decided, copied and computed without the host, so that a CUDA graph can
-    hold it; experts beyond the slots are read over the link by the kernel itself. Wider steps, which no graph
-    holds, stream the experts without slots past the kernel. Under expert parallelism all of this is of this rank's
-    experts, by their places among them; what is on other ranks is left out just as the unpaged engine does.
+    hold it; experts beyond the slots are read over the link by the kernel itself, where it can. Wider steps, which no
+    graph holds, stream the experts without slots past the kernel. Under expert parallelism all of this is of this
+    rank's experts, by their places among them; what is on other ranks is left out just as the unpaged engine does.
     """
 
     def __init__(

@@ -21,13 +21,14 @@ from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.pager import ExpertPager
+from wisp.pager.store import ByExpert
 from wisp.resident import Wave
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
-Rows = torch.Tensor | Sequence[torch.Tensor]
+Rows = Sequence[torch.Tensor] | ByExpert
 
 
 class IntegrityExtension:
@@ -136,8 +137,8 @@ def device_tables(layers: Sequence[str], paging: InGraphPaging) -> Iterator[Page
     for pager, slots, rows in zip(paging.pagers, slot_table, row_table, strict=True):
         slot_of = {expert: slot for expert, slot in enumerate(slots) if slot >= 0}
         of_slot = [arena.shape.slot_row(pager.layer, slot) for slot in range(arena.shape.slots)]
-        # a planar arena has no right row for the others: they may have passed through in the last step
-        homes = {} if arena.planar else dict(enumerate(arena.home_rows(pager.store).tolist()))
+        # without homes there is no right row for the others: they may have passed through in the last step
+        homes = {} if not arena.reaches(pager.store) else dict(enumerate(arena.home_rows(pager.store).tolist()))
         right_rows = homes | {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
         yield PagedTable(
             layers[pager.layer],

@@ -5,10 +5,10 @@ from typing import Any
 
 from wisp.engines.vllm.kernels import MARLIN_KIND, KernelKind, scales_steps
 from wisp.errors import HostMemoryError, UnsupportedError
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 
 
-def check_store(name: str, store: HostStore, *, on_device: bool) -> None:
+def check_store(name: str, store: ExpertStore, *, on_device: bool) -> None:
     """Raise `HostMemoryError` for a store that a graph cannot read; `on_device` says where paging is decided."""
     if on_device and not store.page_locked:
         raise HostMemoryError(
@@ -31,7 +31,7 @@ def check_on_host(kind: KernelKind, experts: Any) -> None:
         )
 
 
-def check_in_graph(stores: Sequence[HostStore], *, is_draft: bool) -> None:
+def check_in_graph(stores: Sequence[ExpertStore], *, is_draft: bool) -> None:
     """Raise `UnsupportedError` for layers that the device cannot page together."""
     if is_draft and len(stores) > 1:
         raise UnsupportedError(

@@ -29,7 +29,7 @@ from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool
 from wisp.pager.routing_histogram import RoutingHistogram
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore
 from wisp.policies import make_policy
 from wisp.resident import ResidentSet
 
@@ -59,7 +59,7 @@ class WorkerPaging:
     layers: list[str] = field(default_factory=list)
     loaded: list[Any] = field(default_factory=list)
     """Layers whose stores are full, while others are still to come."""
-    stores: list[HostStore] = field(default_factory=list)
+    stores: list[ExpertStore] = field(default_factory=list)
     """Of all layers, once they are loaded."""
     counters: Counters | None = None
     partial_outputs: PartialOutputs | None = None
@@ -136,7 +136,7 @@ class WorkerPaging:
         assert self.counters is not None, "there since the first layer was paged"
         self.counters.set_facts(replace(self.counters.facts, expert_slots=slots))
 
-    def pages_nothing(self, store: HostStore) -> bool:
+    def pages_nothing(self, store: ExpertStore) -> bool:
         """Whether every expert has a slot and nobody is to be told of the routing, which only paging follows."""
         settings = self.settings
         return self.slots == store.num_experts and not (
@@ -188,7 +188,9 @@ class WorkerPaging:
             check_in_graph(self.stores, is_draft=self.is_draft)
             torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
             # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
-            planar = not kind.takes_strides or any(tensor.ndim == 1 for tensor in self.stores[place].tensors.values())
+            planar = not kind.takes_strides or any(
+                len(tensor.shape) == 1 for tensor in self.stores[place].tensors.values()
+            )
             self.in_graph = InGraphPaging(
                 self.stores,
                 self.slots,

@@ -67,8 +67,7 @@ def _all_experts_on_device(layer: PagedRoutedExperts) -> Iterator[None]:
     experts = layer.quant_method.moe_kernel.fused_experts
     paged_apply = experts.__dict__.pop("apply")
     slots = layer.expert_tensors.tensors
-    device = layer.moe_config.device
-    layer.expert_tensors.bind({name: master.to(device).contiguous() for name, master in layer.store.tensors.items()})
+    layer.expert_tensors.bind(layer.store.on_device(torch.device(layer.moe_config.device)))
     try:
         yield
     finally:

@@ -1,0 +1,58 @@
+"""Files as memory: the page cache itself, shared with every process that reads or maps the same file."""
+
+import mmap
+import threading
+import warnings
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+
+from wisp.errors import CheckpointError
+from wisp.pager.host_memory import READ_ONLY, PageLock, lock_pages, read_in
+
+_mapped: "WeakValueDictionary[tuple[int, int], MappedFile]" = WeakValueDictionary()
+"""By device and inode: a file is mapped once in a process, and page-locked once, whoever asks for it."""
+_mapping = threading.Lock()
+
+
+class MappedFile:
+    """A whole file, for reading. `bytes` is uint8 [nbytes] from the start of a page; nobody may write to it.
+
+    The file has to stay as it is: a program that writes into it changes what is read here. To replace one, write
+    another and rename it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use `of`, which maps a file once."""
+        self.path = path
+        with path.open("rb") as file:
+            pages = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is not writable
+            self.bytes = torch.frombuffer(pages, dtype=torch.uint8)
+        self.page_locked = False
+
+    @classmethod
+    def of(cls, path: Path) -> "MappedFile":
+        """The file at `path`, mapped now or before.
+
+        Raises:
+            CheckpointError: it cannot be read, or is empty.
+        """
+        try:
+            status = path.stat()
+            with _mapping:
+                file = _mapped.get((status.st_dev, status.st_ino))
+                if file is None:
+                    file = _mapped[status.st_dev, status.st_ino] = cls(path)
+                return file
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{path} cannot be mapped as a backing store: {error}") from error
+
+    def lock(self, page_lock: PageLock, device: torch.device) -> None:
+        """Page-lock it for a GPU, unless it is or nothing asks for it; the file is read if it was not."""
+        if self.page_locked or device.type != "cuda" or page_lock == "off":
+            return
+        read_in(self.bytes)
+        self.page_locked = lock_pages(self, self.bytes, page_lock, flags=READ_ONLY)

@@ -1,0 +1,122 @@
+"""A store in files loads what a store in memory loads, takes no memory of its own, and maps and locks a file once."""
+
+import random
+
+import pytest
+import torch
+from file_store import write_store
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wisp.errors import CheckpointError, HostMemoryError, UnsupportedError
+from wisp.pager.arena import Arena, ArenaShape
+from wisp.pager.checkpoint_store import CheckpointStore, FilePlace
+from wisp.pager.mapped_file import MappedFile
+from wisp.pager.pool import SlotPool
+from wisp.pager.store import HostStore
+
+LIKE = {"w13": torch.empty(5, 6, 8, dtype=torch.bfloat16), "w2": torch.empty(5, 8, 3, dtype=torch.bfloat16)}
+
+
+def as_bytes(tensor):
+    return tensor.reshape(-1).view(torch.uint8).tolist()
+
+
+def in_memory(like=LIKE):
+    store = HostStore(like)
+    store.rows.random_(0, 256)
+    return store
+
+
+@given(seed=st.integers(0, 99), gap=st.sampled_from([1, 2, 4]))
+def test_every_way_to_read_an_expert_gives_the_bytes_in_memory(tmp_path_factory, seed, gap):
+    random.seed(seed)
+    memory = in_memory()
+    store = write_store(memory, tmp_path_factory.mktemp("store") / "file", gap=gap)
+    pool, whole = SlotPool(store, 2, "cpu"), store.on_device(torch.device("cpu"))
+    assert (store.num_experts, store.expert_bytes, store.nbytes) == (5, 144, 5 * 144)
+    for expert in range(5):
+        pool.load(expert, 1)
+        for name, tensor in memory.tensors.items():
+            right = as_bytes(tensor[expert])
+            assert store.tensors[name].shape == tensor.shape
+            assert as_bytes(store.tensors[name][expert]) == as_bytes(pool.tensors[name][1]) == right
+            assert as_bytes(whole[name][expert]) == right
+
+
+def test_what_is_loaded_is_laid_out_on_its_way(tmp_path):
+    memory = in_memory()
+    store = write_store(memory, tmp_path / "file", arrange=lambda raw, target: target.copy_(raw.flip(0)))
+    pool = SlotPool(store, 1, "cpu")
+    pool.load(3, 0)
+    for name, tensor in memory.tensors.items():
+        assert as_bytes(pool.tensors[name][0]) == as_bytes(tensor[3].flip(0)) == as_bytes(store.tensors[name][3])
+
+
+def test_a_file_is_mapped_once_however_it_is_called(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345678")
+    (tmp_path / "link").symlink_to("file")
+    first = MappedFile.of(tmp_path / "file")
+    assert MappedFile.of(tmp_path / "link") is first
+    assert bytes(first.bytes.tolist()) == b"12345678"
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_a_file_that_cannot_be_mapped_is_refused_by_name(tmp_path, content):
+    if content is not None:
+        (tmp_path / "file").write_bytes(content)
+    with pytest.raises(CheckpointError, match="file cannot be mapped as a backing store"):
+        MappedFile.of(tmp_path / "file")
+
+
+def test_a_file_that_ends_before_its_experts_is_refused(tmp_path):
+    memory = in_memory()
+    (tmp_path / "file").write_bytes(bytes(200))
+    file = MappedFile.of(tmp_path / "file")
+    places = [[FilePlace(file, 0), FilePlace(file, 100)], [FilePlace(file, 100), FilePlace(file, 160)]]
+    with pytest.raises(CheckpointError, match="ends at byte 200, but w2 of an expert reaches to 208"):
+        CheckpointStore(memory.layout, memory.segments, places)
+
+
+def test_pieces_that_begin_between_words_are_for_the_host_alone(tmp_path):
+    random.seed(0)
+    store = write_store(in_memory(), tmp_path / "file", gap=2)
+    arena = Arena(ArenaShape(1, 2, 3), store.layout, "cpu")
+    with pytest.raises(UnsupportedError, match=r"multiple of 4 bytes.* set backing_store to memory"):
+        arena.places(store)
+
+
+class Runtime:
+    """The CUDA runtime of a machine that refuses, or grants, to page-lock."""
+
+    def __init__(self, failure):
+        self.failure, self.registered, self.unregistered = failure, [], []
+
+    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
+        self.registered.append((address, nbytes, flags))
+        return self.failure
+
+    def cudaHostUnregister(self, address):  # noqa: N802
+        self.unregistered.append(address)
+
+
+def test_stores_in_one_file_page_lock_it_once_for_reading_and_give_it_back(tmp_path, monkeypatch):
+    granted = Runtime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: granted)
+    stores = [write_store(in_memory(), tmp_path / "file", page_lock="require", device="cuda")]
+    file = MappedFile.of(tmp_path / "file")
+    stores.append(CheckpointStore(stores[0].layout, stores[0].segments, stores[0]._places, device="cuda"))
+    assert all(store.page_locked for store in stores)
+    assert granted.registered == [(file.bytes.data_ptr(), (tmp_path / "file").stat().st_size, 8)]
+    address = file.bytes.data_ptr()
+    del file
+    stores.pop()
+    assert not granted.unregistered
+    stores.clear()
+    assert granted.unregistered == [address]
+
+
+def test_a_refusal_to_lock_a_file_names_the_other_store(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(801))
+    with pytest.raises(HostMemoryError, match=r"CUDA error 801.*set backing_store to memory.*page_lock to auto"):
+        write_store(in_memory(), tmp_path / "file", page_lock="require", device="cuda")
