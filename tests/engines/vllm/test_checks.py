@@ -164,7 +164,7 @@ def test_a_pair_of_format_and_kernel_that_no_run_has_shown_has_to_be_asked_for(n
     if kernel in known.shown:
         assert formats.format_of(method) is known
         return
-    instead = "add --moe-backend triton" if known.shown else "serve a checkpoint in bf16"
+    instead = f"add {formats._flags(known.shown)}" if known.shown else "serve a checkpoint in bf16"
     message = rf"no run on a GPU has shown .*, computed by {kernel}, .*; {instead}, or set unshown_formats to true"
     with pytest.raises(UnsupportedError, match=message):
         formats.format_of(method)

@@ -66,6 +66,6 @@ def test_what_belongs_to_an_expert_is_paged_and_nothing_else(results, case):
         assert len(of_slots["tensors"]) == {**PLANAR, **STRIDED}[case], of_slots["tensors"]
 
 
-@pytest.mark.parametrize(("name", "words"), [("gptq_8_bits", "GPTQ"), ("ct_int8", "compressed-tensors int4")])
+@pytest.mark.parametrize(("name", "words"), [("gptq_8_bits", "GPTQ"), ("ct_int8", "compressed-tensors packed integer")])
 def test_weights_of_8_bits_which_no_run_has_shown_are_refused(results, name, words):
     assert f"has shown paged {words} (of 8 bits) experts, computed by MarlinExperts" in results["8 bits"][name]

@@ -39,7 +39,7 @@ FORMATS = {
     "ModelOptMxFp8FusedMoE": ExpertFormat("MXFP8", (MARLIN,)),
     "CompressedTensorsW8A8Int8MoEMethod": ExpertFormat("compressed-tensors W8A8 int8", (TRITON,)),
     "CompressedTensorsWNA16MoEMethod": ExpertFormat(
-        "compressed-tensors int4",
+        "compressed-tensors packed integer",
         (MARLIN, WNA16),
         shown=(MARLIN, WNA16),  # by Triton inside CUDA graphs and without zero points only
         bits_at="num_bits",
