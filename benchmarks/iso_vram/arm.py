@@ -74,7 +74,8 @@ def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
 
 def resize(engine: LLMEngine, slots: int) -> None:
     """Another number of slots, in place: neither graphs nor residents are lost."""
-    worker = workers.of_instance(engine.vllm_config.instance_id)
+    worker = workers.of_engine(engine.vllm_config)
+    assert worker is not None
     assert worker.in_graph is not None
     worker.in_graph.resize(slots)
 

@@ -1,5 +1,6 @@
 """Which worker's paging a layer joins: the target's, or its draft model's, which share nothing."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from wisp.engines.vllm import workers
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import ConfigError
 
+MODEL = Path(__file__).parents[3] / "demo" / "model"
 SETTINGS = WispSettings(expert_slots=6)
 
 
@@ -54,7 +56,22 @@ def test_layers_that_are_made_later_are_the_drafts(copied):
     assert draft is target.draft is join(copied(config))
     assert draft.is_draft
     assert draft is not target
-    assert workers.of_engine(config, SETTINGS) is target, "who asks for the engine's paging means the target's"
+    assert workers.of_engine(config) is target, "who asks for the engine's paging means the target's"
+
+
+def test_an_engine_is_found_after_a_server_has_started_it():
+    """vLLM checks a server's configuration once more after loading, and that gives it another instance id."""
+    from vllm import EngineArgs
+
+    config = EngineArgs(str(MODEL), skip_tokenizer_init=True).create_engine_config()
+    target, before = join(config), config.instance_id
+    config.__post_init__()
+    assert config.instance_id != before
+    assert workers.of_engine(config) is target
+
+
+def test_an_engine_that_pages_nothing_is_not_found():
+    assert workers.of_engine(make_config("nothing")) is None
 
 
 def test_another_engine_in_the_process_is_no_draft():
@@ -88,7 +105,7 @@ def test_a_drafts_warm_up_is_forgotten_with_the_targets():
     forgotten = []
     target.counters = SimpleNamespace(reset=lambda: forgotten.append("target"))
     join(config).counters = SimpleNamespace(reset=lambda: forgotten.append("draft"))
-    workers._forget_warm_up("six")
+    workers._forget_warm_up(config)
     assert forgotten == ["target", "draft"]
 
 

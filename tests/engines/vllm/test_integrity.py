@@ -124,7 +124,7 @@ def test_an_engine_that_pages_nothing_is_refused():
     from wisp.errors import UnsupportedError
 
     extension = IntegrityExtension()
-    extension.vllm_config = SimpleNamespace(additional_config={})
+    extension.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(static_forward_context={}))
     with pytest.raises(UnsupportedError, match="pages no experts"):
         extension.wisp_check_integrity()
 
@@ -135,7 +135,6 @@ def main(model: str, results: str) -> None:
     from vllm import LLM, SamplingParams
 
     from wisp.engines.vllm import workers
-    from wisp.engines.vllm.settings import WispSettings
 
     llm = LLM(
         model,
@@ -149,10 +148,8 @@ def main(model: str, results: str) -> None:
     )
     sampling = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, detokenize=False)
     llm.generate([{"prompt_token_ids": list(range(100, 140))}], sampling, use_tqdm=False)
-    config = llm.llm_engine.vllm_config
-    settings = WispSettings.of(config)
-    assert settings is not None
-    worker = workers.of_engine(config, settings)
+    worker = workers.of_engine(llm.llm_engine.vllm_config)
+    assert worker is not None
 
     def ask() -> dict[str, Any]:
         (result,) = llm.collective_rpc("wisp_check_integrity")

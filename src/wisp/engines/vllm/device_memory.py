@@ -10,7 +10,6 @@ import torch
 
 from wisp.engines.vllm import workers
 from wisp.engines.vllm.integrity import IntegrityExtension
-from wisp.engines.vllm.settings import WispSettings
 
 
 class DeviceMemoryExtension(IntegrityExtension):
@@ -29,10 +28,9 @@ class DeviceMemoryExtension(IntegrityExtension):
         }
 
     def _decided_on(self) -> str | None:
-        settings = WispSettings.of(self.vllm_config)
-        if settings is None:
+        paging = workers.of_engine(self.vllm_config)
+        if paging is None:
             return None
-        paging = workers.of_engine(self.vllm_config, settings)
         if paging.in_graph is not None:
             return "device"
         return "host" if paging.pagers else None

@@ -18,7 +18,6 @@ import torch
 from wisp.engines.vllm import workers
 from wisp.engines.vllm.in_graph import InGraphPaging
 from wisp.engines.vllm.paging import WorkerPaging
-from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.pager import ExpertPager
 from wisp.pager.store import ByExpert
@@ -43,11 +42,10 @@ class IntegrityExtension:
         Raises:
             UnsupportedError: nothing is paged here.
         """
-        settings = WispSettings.of(self.vllm_config)
-        layers = [] if settings is None else list(paged_tables(workers.of_engine(self.vllm_config, settings)))
-        if not layers:
+        worker = workers.of_engine(self.vllm_config)
+        if worker is None:
             raise UnsupportedError("this engine pages no experts; start it with `wisp serve MODEL --expert-slots N`")
-        return asdict(check(layers))
+        return asdict(check(list(paged_tables(worker))))
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 _installed = False
 
 
-def install(forget: Callable[[str], None]) -> None:
-    """Call `forget` with the engine's instance id after every warm-up in this process; the first call counts."""
+def install(forget: Callable[[Any], None]) -> None:
+    """Call `forget` with the engine's configuration after every warm-up in this process; the first call counts."""
     global _installed
     if _installed:
         return
@@ -31,7 +31,7 @@ def install(forget: Callable[[str], None]) -> None:
     @wraps(original)
     def compile_or_warm_up_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        forget(self.vllm_config.instance_id)
+        forget(self.vllm_config)
         return result
 
     Worker.compile_or_warm_up_model = compile_or_warm_up_model

@@ -4,7 +4,6 @@ from typing import Any
 
 from wisp.engines.vllm import workers
 from wisp.engines.vllm.paging import WorkerPaging
-from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.taps.device_routing import DeviceRouting
 from wisp.engines.vllm.taps.routing_source import HostRouting, RoutingSource
 from wisp.errors import UnsupportedError
@@ -27,9 +26,8 @@ def paging_of(worker: Any) -> WorkerPaging:
             "with --enable-expert-parallel a rank knows the routing to its own experts alone, which cannot be put "
             "together yet; leave it out: routing does not depend on it"
         )
-    settings = WispSettings.of(worker.vllm_config)
-    paging = None if settings is None else workers.of_engine(worker.vllm_config, settings)
-    if paging is None or not paging.layers:
+    paging = workers.of_engine(worker.vllm_config)
+    if paging is None:
         raise UnsupportedError("this engine pages nothing, so there is no routing to read; set expert_slots")
     return paging
 
