@@ -35,6 +35,10 @@ def serve(
         Literal["auto", "require", "off"],
         typer.Option(help="Page-lock the backing store for a GPU: if possible, or fail, or do not try."),
     ] = "auto",
+    backing_store: Annotated[
+        Literal["memory", "checkpoint"],
+        typer.Option(help="Where all experts are: in memory of this server's own, or in the checkpoint's files."),
+    ] = "memory",
     decide: Annotated[
         Literal["auto", "device", "host"],
         typer.Option(help="Where paging is decided: in CUDA graphs on the device (lru only), or on the host."),
@@ -64,6 +68,7 @@ def serve(
     args = list(context.args)
     options = {
         "page_lock": page_lock,
+        "backing_store": backing_store,
         "decide": decide,
         "host_memory": host_memory,
         "recordable": recordable,

@@ -28,6 +28,7 @@ def verify(
     prompts: Annotated[Path | None, typer.Option(help="File with one prompt a line.", exists=True)] = None,
     policy: Annotated[str, typer.Option(help="Replacement policy.")] = "lru",
     decide: Annotated[str, typer.Option(help="Where paging is decided: auto, device or host.")] = "auto",
+    backing_store: Annotated[str, typer.Option(help="Where all experts are: memory or checkpoint.")] = "memory",
     break_: Annotated[bool, typer.Option("--break", help="Load wrong experts on purpose: must differ.")] = False,
     layerwise: Annotated[
         bool, typer.Option(help="Compare each layer with itself computed from all experts, without CUDA graphs.")
@@ -45,6 +46,7 @@ def verify(
 
     # what no run has shown yet is what this is for
     common = {"policy": policy, "decide": decide, "break_expert": break_, "unshown_formats": True}
+    common["backing_store"] = backing_store
     settings = [WispSettings.parse({"expert_slots": count, **common}) for count in _slot_counts(slots)]
     flags = engine_flags(context.args)
     if clients and (break_ or layerwise or prompts):

@@ -185,7 +185,8 @@ def _state(layer: Any) -> dict[str, Any]:
     pager = layer.pager
     gc.unfreeze()
     everything = [thing for thing in gc.get_objects() if type(thing) in (torch.Tensor, torch.nn.Parameter)]
-    masters = {master.data_ptr() for store in layer._worker.stores for master in store.tensors.values()}
+    stores = [store for store in layer._worker.stores if store.rows is not None]  # the others are no tensors
+    masters = {master.data_ptr() for store in stores for master in store.tensors.values()}
     shapes = {tuple(master.shape) for master in pager.store.tensors.values()}
     return {
         **state,

@@ -71,6 +71,8 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
             f"page_lock is set to require, but an engine on {current_platform.device_type} has nothing to page-lock "
             f"memory for; set it to auto"
         )
+    if settings.backing_store == "checkpoint":
+        _check_files(vllm_config)
     parallel = vllm_config.parallel_config
     ranks = parallel.tensor_parallel_size if parallel.enable_expert_parallel else 1
     if ranks > 1 and current_platform.is_cpu():
@@ -80,6 +82,25 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
         )
     top_k = model.get_num_experts_per_tok()
     settings.check_model(num_experts // ranks, top_k, waves_by_expert=not current_platform.is_cpu(), ranks=ranks)
+
+
+def _check_files(vllm_config: "VllmConfig") -> None:
+    """Refuse what keeps the checkpoint's files from being the backing store, as far as the configuration says it."""
+    model, load, parallel = vllm_config.model_config, vllm_config.load_config, vllm_config.parallel_config
+    strategy = load.safetensors_load_strategy
+    reason = None
+    if model.quantization is not None:
+        reason = f"{model.quantization} experts are laid out anew for their kernel"
+    elif str(load.load_format) in ("dummy", "pt"):
+        reason = f"--load-format {load.load_format} maps no files"
+    elif strategy in ("eager", "torchao"):
+        reason = f"--safetensors-load-strategy {strategy} maps no files"
+    elif parallel.tensor_parallel_size > 1 and not parallel.enable_expert_parallel:
+        reason = "--tensor-parallel-size cuts experts across the rows of their matrices (--enable-expert-parallel not)"
+    if reason is not None:
+        raise UnsupportedError(
+            f"backing_store is set to checkpoint, but {reason}; set it to memory, or leave that option out"
+        )
 
 
 def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:

@@ -2,7 +2,8 @@
 
 The life of a layer: `__init__` creates its tensors in host memory, vLLM loads the checkpoint into them,
 `_finish` has vLLM give them the layout of its kernel and takes them into a backing store, `page` puts slots in their
-place once all layers of the model are there, and from then on the engine's kernel is fed by a pager.
+place once all layers of the model are there, and from then on the engine's kernel is fed by a pager. Experts that stay
+in the checkpoint's files are not loaded but noted (`file_loading.py`).
 """
 
 import types
@@ -20,6 +21,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from wisp.engines.vllm import failure, workers
 from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
+from wisp.engines.vllm.file_loading import FileLoading
 from wisp.engines.vllm.formats import format_of
 from wisp.engines.vllm.kernels import KINDS
 from wisp.engines.vllm.layer_checks import check_store
@@ -27,7 +29,7 @@ from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.device import DevicePager
 from wisp.pager.pager import ExpertPager
-from wisp.pager.store import HostStore
+from wisp.pager.store import ExpertStore, HostStore
 
 
 class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not typed
@@ -49,14 +51,16 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._settings = self._worker.settings
         self._check_method(self._settings)
         self._check_room()
-        self._store = self._make_store() if self._is_plain else None
+        in_files = settings.backing_store == "checkpoint"
+        self._file_loading = FileLoading(self, self._worker.file_finder) if in_files else None
+        self._store: ExpertStore | None = self._make_store() if self._is_plain and not in_files else None
         self._place = self._worker.add_layer(self.layer_name)
         self._is_finished = False
         self._finish_after_loading()
 
     @property
-    def store(self) -> HostStore:
-        """All of the layer's experts, in host memory; there once the weights are loaded."""
+    def store(self) -> ExpertStore:
+        """All of the layer's experts, in host memory or in files; there once the weights are loaded."""
         assert self._store is not None, "weights are loaded before anything is computed"
         return self._store
 
@@ -108,6 +112,11 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         known = format_of(method, unshown=settings.unshown_formats)
         self._kind = KINDS[method.experts_cls.__name__]
         self._is_plain = type(method) is UnquantizedFusedMoEMethod
+        if settings.backing_store == "checkpoint" and not self._is_plain:
+            raise UnsupportedError(
+                f"{known.words} experts are laid out anew for their kernel, so that the checkpoint's files cannot be "
+                f"the backing store; set backing_store to memory"
+            )
         ranks = self.moe_config.moe_parallel_config.ep_size
         if ranks > 1 and not self._is_plain:
             raise UnsupportedError(
@@ -125,7 +134,9 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
                 f"that is quantised already"
             )
         on_host = torch.device(self.moe_config.device).type == "cpu"
-        copies = self.local_num_experts + on_host * self._worker.slots
+        # the page cache gives way where it is not page-locked
+        held = self.local_num_experts if self._settings.backing_store == "memory" or not on_host else 0
+        copies = held + on_host * self._worker.slots
         self._worker.host_room.claim_layer(sum(parameter[0].nbytes for parameter in parameters) * copies)
 
     def _make_store(self) -> HostStore:
@@ -141,9 +152,12 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
     def _empty_store(self, like: dict[str, torch.Tensor]) -> HostStore:
         store = HostStore(like, page_lock=self._settings.page_lock, device=self.moe_config.device)
+        self._check_store(store)
+        return store
+
+    def _check_store(self, store: ExpertStore) -> None:
         on_device = self._settings.decides_on_device(torch.device(self.moe_config.device).type)
         check_store(self.layer_name, store, on_device=on_device)
-        return store
 
     def _finish_after_loading(self) -> None:
         """Have vLLM finish the loaded weights, and take them over then."""
@@ -164,15 +178,26 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
         Unquantised experts stay where they are. Others visit the device, as in stock vLLM, one layer at a time.
         """
+        if self._file_loading is not None:
+            store = self._file_loading.finish(finish_loading, self._settings.page_lock)
+            self._file_loading, self._store = None, store
+            self._check_store(store)
+            self._tensors = ExpertTensors(self, self.quant_method, self.local_num_experts)
+            self._tensors.release()
+        else:
+            self._finish_in_memory(finish_loading)
+        self._is_finished = True
+        self._worker.finish(self)
+
+    def _finish_in_memory(self, finish_loading: Callable[[nn.Module], None]) -> None:
         if not self._is_plain:
             for parameter in self.parameters(recurse=False):
                 parameter.data = parameter.data.to(self.moe_config.device)
         with self._stand_ins() if self._is_plain and self._kind.takes_strides else nullcontext():
             finish_loading(self)
         self._tensors = ExpertTensors(self, self.quant_method, self.local_num_experts)
-        self._take_over()
-        self._is_finished = True
-        self._worker.finish(self)
+        self._store = self._taken_over()
+        self._tensors.release()
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:
@@ -184,18 +209,19 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             parameter = getattr(self, name)
             parameter.data = torch.empty_like(parameter.data[:1])
         yield
-        for name, tensor in self.store.tensors.items():
+        assert isinstance(self._store, HostStore)
+        for name, tensor in self._store.tensors.items():
             getattr(self, name).data = tensor
 
-    def _take_over(self) -> None:
-        """Bring into the store what the method has laid out; in a new one where it is not the one that was loaded."""
-        tensors = self._tensors.tensors
-        if self._store is None or {name: each.shape for name, each in tensors.items()} != {
-            name: each.shape for name, each in self._store.tensors.items()
+    def _taken_over(self) -> HostStore:
+        """The store, with what the method has laid out; a new one where it is not the one that was loaded."""
+        tensors, store = self._tensors.tensors, self._store
+        if not isinstance(store, HostStore) or {name: each.shape for name, each in tensors.items()} != {
+            name: each.shape for name, each in store.tensors.items()
         }:
-            self._store = self._empty_store(tensors)
-        _fill(self._store, tensors)
-        self._tensors.release()
+            store = self._empty_store(tensors)
+        _fill(store, tensors)
+        return store
 
     def take_slots(self) -> None:
         """Compute from the worker's slots from now on."""

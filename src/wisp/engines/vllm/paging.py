@@ -26,6 +26,7 @@ from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.counters import Counters, PoolFacts
+from wisp.pager.file_places import FileFinder
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool
 from wisp.pager.routing_histogram import RoutingHistogram
@@ -69,6 +70,8 @@ class WorkerPaging:
     """Where the device decides."""
     routing: RoutingHistogram | None = None
     """There too, if asked to `measure`, and once the engine is warm: what steps needed, kept up by the publisher."""
+    file_finder: FileFinder = field(default_factory=FileFinder)
+    """Of what is being loaded, where experts stay in files."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     publisher: "Publisher | None" = None
@@ -95,7 +98,7 @@ class WorkerPaging:
         self.loaded.append(layer)
         if len(self.loaded) < len(self.layers):
             return
-        layers, self.loaded = self.loaded, []
+        layers, self.loaded, self.file_finder = self.loaded, [], FileFinder()
         self.stores = [each.store for each in layers]
         for each in layers:
             each.take_slots()

@@ -12,6 +12,8 @@ from wisp.units import parse_budget, parse_bytes
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+BackingStore = Literal["memory", "checkpoint"]
+BACKING_STORE_CHOICES: tuple[BackingStore, ...] = ("memory", "checkpoint")
 Decide = Literal["auto", "device", "host"]
 DECIDE_CHOICES: tuple[Decide, ...] = ("auto", "device", "host")
 
@@ -36,6 +38,9 @@ class WispSettings:
     """File with measured rates, for the same."""
     policy: str = "lru"
     page_lock: PageLock = "auto"
+    backing_store: BackingStore = "memory"
+    """Where all experts are: in `memory` of the engine's own, or in the files of the `checkpoint`, through the page
+    cache, where these hold the bytes that the kernel takes (bf16 or fp16, unquantised)."""
     decide: Decide = "auto"
     """Where paging is decided: on the `device`, inside CUDA graphs, or on the `host`, without them. `auto` takes the
     device on a GPU with LRU, and the host otherwise."""
@@ -59,6 +64,10 @@ class WispSettings:
             raise UnknownPolicyError(self.policy, list(POLICIES))
         if self.host_memory is not None:
             parse_bytes(self.host_memory)
+        if self.backing_store not in BACKING_STORE_CHOICES:
+            raise ConfigError(
+                f"backing_store must be one of {', '.join(BACKING_STORE_CHOICES)}, not {self.backing_store!r}"
+            )
         if self.decide not in DECIDE_CHOICES:
             raise ConfigError(f"decide must be one of {', '.join(DECIDE_CHOICES)}, not {self.decide!r}")
         if self.decide == "device" and self.policy != "lru":

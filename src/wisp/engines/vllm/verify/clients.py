@@ -120,6 +120,7 @@ def _serving(model: str, settings: WispSettings, flags: Sequence[str], record: P
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "wisp.cli.main", "serve", model]
     command += ["--expert-slots", str(settings.expert_slots), "--policy", settings.policy, "--decide", settings.decide]
+    command += ["--backing-store", settings.backing_store]
     command += ["--host", "127.0.0.1", "--port", str(port), *SERVER_FLAGS, *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
