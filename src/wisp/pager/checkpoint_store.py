@@ -108,6 +108,7 @@ class CheckpointStore:
         return torch.tensor(
             [[place.file.bytes.data_ptr() + place.start for place in pieces] for pieces in self._places],
             dtype=torch.int64,
+            device="cpu",
         )
 
 
@@ -121,6 +122,6 @@ class FileTensor:
 
     def __getitem__(self, expert: int) -> torch.Tensor:
         """A copy, as a slot would hold it."""
-        tensor = torch.empty(self._part.shape, dtype=self.dtype)
+        tensor = torch.empty(self._part.shape, dtype=self.dtype, device="cpu")
         self._store.load(expert, {self._part.name: tensor})
         return tensor

@@ -129,8 +129,10 @@ class HostStore:
 
     def addresses(self) -> torch.Tensor:
         """See `ExpertStore`."""
-        row = self.rows.data_ptr() + self.layout.row_bytes * torch.arange(self.num_experts, dtype=torch.int64)
-        return row[:, None] + torch.tensor([segment.start for segment in self.segments], dtype=torch.int64)
+        first, row_bytes = self.rows.data_ptr(), self.layout.row_bytes
+        starts = [segment.start for segment in self.segments]
+        addresses = [[first + expert * row_bytes + start for start in starts] for expert in range(self.num_experts)]
+        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class FileLoading:
         layer, layout = self._layer, self._layout
         segments, places = places_of(layer.layer_name, layout, self._notes)
         for part in layout.parts:
-            _put(layer, part.name, torch.zeros((1, *part.shape), dtype=part.dtype))
+            _put(layer, part.name, torch.zeros((1, *part.shape), dtype=part.dtype, device="cpu"))
         finish_loading(layer)
         for part in layout.parts:
             if tuple(getattr(layer, part.name).shape[1:]) != part.shape:
@@ -55,7 +55,8 @@ class FileLoading:
                     f"backing_store is set to checkpoint, but the kernel pads {part.name} of {layer.layer_name} from "
                     f"{part.shape} to {tuple(getattr(layer, part.name).shape[1:])}; set backing_store to memory"
                 )
-            _put(layer, part.name, torch.empty(part.shape, dtype=part.dtype).expand(len(places), *part.shape))
+            nothing = torch.empty(part.shape, dtype=part.dtype, device="cpu")
+            _put(layer, part.name, nothing.expand(len(places), *part.shape))
         experts = layer.quant_method.moe_kernel.fused_experts
         arrange = packing_of(experts) if type(experts).__name__ in CPU else None
         device = layer.moe_config.device
