@@ -107,7 +107,9 @@ def integrity_of(engine: LLMEngine) -> dict[str, int]:
     """How many residents were compared with the store, and how many differed."""
     from wisp.engines.vllm import integrity, workers
 
-    found = integrity.check(list(integrity.paged_tables(workers.of_instance(engine.vllm_config.instance_id))))
+    worker = workers.of_engine(engine.vllm_config)
+    assert worker is not None
+    found = integrity.check(list(integrity.paged_tables(worker)))
     return {"residents": found.residents, "wrong": found.wrong}
 
 
@@ -115,7 +117,8 @@ def copies_of(engine: LLMEngine) -> dict[str, Any]:
     """GB/s of the kernel that copies experts in pieces, by layer, with where its pieces begin; of one process alone."""
     from wisp.engines.vllm import workers
 
-    paging = workers.of_instance(engine.vllm_config.instance_id).in_graph
+    worker = workers.of_engine(engine.vllm_config)
+    paging = None if worker is None else worker.in_graph
     if paging is None or paging.arena.reaches(paging.pagers[0].store):
         return {}
     experts = torch.arange(COPIED_EXPERTS, device="cuda")

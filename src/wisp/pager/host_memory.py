@@ -128,20 +128,19 @@ class HostRegion:
         self.page_locked = False
         if device.type == "cuda" and page_lock != "off":
             touch(self.bytes)
-            self.page_locked = lock_pages(self, self.bytes, page_lock)
+            self.page_locked = lock_pages(self, self.bytes.data_ptr(), nbytes, page_lock)
 
 
 READ_ONLY = 8
 """cudaHostRegisterReadOnly: without it the driver refuses the pages of a file."""
 
 
-def lock_pages(owner: object, memory: torch.Tensor, page_lock: PageLock, *, flags: int = 0) -> bool:
-    """Page-lock `memory` for as long as `owner` lives; whether the system has granted it.
+def lock_pages(owner: object, address: int, nbytes: int, page_lock: PageLock, *, flags: int = 0) -> bool:
+    """Page-lock host memory for as long as `owner` lives; whether the system has granted it.
 
     Raises:
         HostMemoryError: it has not, and `page_lock` requires it.
     """
-    address, nbytes = memory.data_ptr(), memory.numel()
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     failure = int(runtime.cudaHostRegister(address, nbytes, flags))
     if failure == 0:

@@ -55,4 +55,5 @@ class MappedFile:
         if self.page_locked or device.type != "cuda" or page_lock == "off":
             return
         read_in(self.bytes)
-        self.page_locked = lock_pages(self, self.bytes, page_lock, flags=READ_ONLY)
+        nbytes = -(-self.bytes.numel() // mmap.PAGESIZE) * mmap.PAGESIZE  # a mapping has whole pages
+        self.page_locked = lock_pages(self, self.bytes.data_ptr(), nbytes, page_lock, flags=READ_ONLY)
