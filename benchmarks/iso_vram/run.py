@@ -24,8 +24,8 @@ HERE = Path(__file__).parent
 GROUPS = (
     "vllm-resident:67+wisp:23,32,44",
     "vllm-uva:23+vllm-uva:32+vllm-uva:44",
-    "wisp:67+vllm-prefetch:32",
-    "vllm-prefetch:23+vllm-prefetch:44",
+    "wisp:67",
+    *(f"vllm-prefetch:{budget}" for budget in (32, 23, 44)),
 )
 """At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized.
 A group fits 128 GiB of GPU memory and 110 GiB of host memory."""

@@ -212,8 +212,10 @@ def variables_of(*, cpu: bool) -> tuple[dict[str, str], tuple[str, ...]]:
     if cpu:
         cores = "|".join(map(str, sorted(os.sched_getaffinity(0))[:2]))
         return {**common, "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}, ()
-    # reductions that need multicast between GPUs do not exist on every machine with two
-    return {**common, "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}, ("--kv-cache-memory-bytes", str(256 << 20))
+    # reductions that need multicast between GPUs do not exist on every machine with two; and vLLM checks at the start
+    # that as much memory is free as it may use, while others are taking theirs
+    flags = ("--kv-cache-memory-bytes", str(256 << 20), "--gpu-memory-utilization", "0.05")
+    return {**common, "VLLM_ALLREDUCE_USE_SYMM_MEM": "0"}, flags
 
 
 def main() -> None:

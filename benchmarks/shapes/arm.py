@@ -47,6 +47,7 @@ def engine_args(folder: str, shape: Shape, options: argparse.Namespace) -> Engin
         max_num_batched_tokens=TOKENS_A_STEP,
         max_num_seqs=STREAMS,
         kv_cache_memory_bytes=KV_BYTES // (16 if options.tiny else 1),
+        gpu_memory_utilization=0.05,  # checked at the start, and else without effect: others may have taken theirs
         enable_prefix_caching=False,
         enforce_eager=options.tiny,
         compilation_config={"cudagraph_capture_sizes": [1, 2, 4, 8]},
