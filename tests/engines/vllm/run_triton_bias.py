@@ -20,9 +20,6 @@ from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import PartialOutputs
 from wisp.pager.store import HostStore
 
-shared.DTYPE = torch.float16
-"""Triton's interpreter multiplies bfloat16 as if its bits were whole numbers, beside which a bias is nothing."""
-
 SLOTS = (2, 7)
 SHAPES = {
     "w13": (shared.EXPERTS, 2 * shared.INNER, shared.HIDDEN),

@@ -38,7 +38,7 @@ def main(results: str) -> None:
             ]
         stores = [make_store(random) for _ in range(LAYERS)]
         paging = InGraphPaging(stores, slots, torch.device("cpu"))
-        paging.arena.rows.fill_(0xFF)  # NaN in bf16
+        paging.arena.rows.fill_(0xFF)  # NaN
         sums = PartialOutputs(max(shared.TOKENS), shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
         kernels = [InGraphKernel(experts[layer], paging, layer, sums, GRAPH_TOKENS) for layer in range(LAYERS)]
         for tokens in shared.TOKENS * STEPS:

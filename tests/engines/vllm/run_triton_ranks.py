@@ -113,7 +113,7 @@ def paged_kernels(weights, slots):
     yield "host", ExpertMapKernel(experts, pager, sums), experts, pool.tensors
     experts = make_experts()
     paging = InGraphPaging([store], slots, torch.device("cpu"))
-    paging.arena.rows.fill_(0xFF)  # NaN in bf16
+    paging.arena.rows.fill_(0xFF)  # NaN
     yield "device", InGraphKernel(experts, paging, 0, sums, GRAPH_TOKENS), experts, paging.arena.tensors
 
 

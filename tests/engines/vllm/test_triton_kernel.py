@@ -24,6 +24,11 @@ def test_every_number_of_slots_gives_the_same_bits(cases):
     assert [(case["slots"], case["tokens"]) for case in cases if not case["identical"]] == []
 
 
+def test_the_interpreter_multiplies_as_a_gpu_would(cases):
+    """Otherwise equal bits would show little: a term that is missing in both has to matter."""
+    assert all(0 < case["off"] < 0.002 for case in cases), [case["off"] for case in cases]
+
+
 def test_a_step_takes_no_more_waves_than_it_must(cases):
     for case in cases:
         assert case["waves"] == [-(-case["distinct"] // case["slots"])]
