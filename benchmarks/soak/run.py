@@ -214,12 +214,15 @@ async def soak(server: Server, text: list[int], minutes: float, seed: int, *, pa
         if paged:
             watchers.append(asyncio.create_task(every(INTEGRITY_SECONDS, watch_integrity, server, tally)))
             watchers.append(asyncio.create_task(every(MEMORY_SECONDS, watch_device_memory, server, tally, start)))
-        await Clients(server, text, tally, seed).run(seconds)
-        for watcher in watchers:
-            watcher.cancel()
-        for ended in await asyncio.gather(*watchers, return_exceptions=True):
-            if isinstance(ended, Exception):
-                tally.errors.append(f"watcher: {type(ended).__name__}: {ended}")
+        clients = asyncio.create_task(Clients(server, text, tally, seed).run(seconds))
+        ended, _ = await asyncio.wait([clients, *watchers], return_when=asyncio.FIRST_COMPLETED)
+        for task in (clients, *watchers):
+            task.cancel()
+        await asyncio.gather(clients, *watchers, return_exceptions=True)
+    if clients not in ended:  # what is not watched need not go on
+        (watcher, *_) = ended
+        raise RuntimeError(f"not watched from {time.monotonic() - start:.0f} s on") from watcher.exception()
+    clients.result()
     if server.process.poll() is not None:
         sys.exit("the server ended under load")
     return tally
