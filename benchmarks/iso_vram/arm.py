@@ -26,7 +26,6 @@ from vllm.model_executor.model_loader import dummy_loader
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from wisp.engines.vllm import workers
-from wisp.pager import device
 
 LAYERS, EXPERTS, TOP_K, EXPERT_BYTES = 48, 128, 8, 3 * 2048 * 768 * 2
 SLOT_GIB = LAYERS * EXPERT_BYTES / GIB
@@ -92,13 +91,11 @@ def main() -> None:
     parser.add_argument("--batches", default="1,4,8")
     parser.add_argument("--prompts", default="512,4096")
     parser.add_argument("--max-tokens", type=int, default=4096)
-    parser.add_argument("--tail-tokens", type=int, default=device.TAIL_TOKENS, help="from which on tails arrive apart")
     parser.add_argument("--compile-mode", type=int, default=3)
     parser.add_argument(
         "--profile-prefill", action="store_true", help="of the last budget: where the longest prompt's time goes"
     )
     options = parser.parse_args()
-    device.TAIL_TOKENS = options.tail_tokens
     dummy_loader.initialize_single_dummy_weight = dummy_weights.fill
     trace = generate(256, LAYERS, STREAMS, EXPERTS, TOP_K, Locality())
     RoutingSimulator.register_strategy(STRATEGY, TraceRouting(trace))

@@ -44,7 +44,7 @@ def decode(layers: shared.Layers) -> dict[str, int]:
         for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
             chosen = random.sample(range(EXPERTS), TOP_K) + random.sample(range(EXPERTS), TOP_K)
             plan = resident.plan(chosen, direct=True)
-            rows = pager.page_head(torch.tensor(chosen, dtype=torch.int32).view(2, -1))  # of one token none is apart
+            rows = pager.page_head(torch.tensor(chosen, dtype=torch.int32).view(2, -1))
             direct = dict(zip(chosen, rows.tolist(), strict=True))
             report["tables"] += layers.state.slot_of[layer].tolist() != resident.slot_table().tolist()
             loaded = {e: layers.arena.shape.slot_row(layer, s) for wave in plan.waves for e, s in wave.loads}

@@ -23,9 +23,6 @@ PROGRAMS = 16
 """Programs that copy: enough for the link, few enough to leave other kernels alone (measured on an H200)."""
 WARPS = 4
 """Of each program that decides or copies."""
-TAIL_TOKENS = 2
-"""From so many tokens on a step waits for tails apart: a branch of a CUDA graph costs about 3 us, as much as the
-computation of one token leaves to hide behind (measured on an H200)."""
 
 
 class DevicePager:
@@ -80,7 +77,7 @@ class DevicePager:
 
     def page_head(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """As `page`, but the tails of loaded rows arrive beside what is launched next, until `wait_for_tails`."""
-        if self._tails is None or topk_ids.shape[0] < TAIL_TOKENS:
+        if self._tails is None:
             return self.page(topk_ids)
         head_bytes = self._tails.head_bytes
         head_words = min(head_bytes // WORD_BYTES, self._row_words)
