@@ -92,6 +92,7 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         "schedule": schedule,
         "plans": plans,
         "layers": [_state(layer) for layer in layers],
+        "private_bytes": _private_bytes(),
         "kv_blocks": core.scheduler.kv_cache_config.num_blocks,
         "counters": _counters(of_engine(instance)) if request["wisp"] else [],
         "drafted": drafted,
@@ -200,6 +201,12 @@ def _state(layer: Any) -> dict[str, Any]:
             for tensor in everything
         ),
     }
+
+
+def _private_bytes() -> int:
+    """Memory of this process that no other shares and that is no file's."""
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return int(status["RssAnon"].split()[0]) * 1024
 
 
 def _counters(files: list[Path]) -> list[dict[str, Any]]:

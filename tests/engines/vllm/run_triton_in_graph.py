@@ -6,11 +6,15 @@ python run_triton_in_graph.py RESULTS.json
 
 import json
 import sys
+import tempfile
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2]))  # for `file_store`
 
 import run_triton as shared  # prepares Triton
 import torch
 import vllm._custom_ops as ops
+from file_store import write_store
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
@@ -21,22 +25,26 @@ from wisp.pager.store import HostStore
 
 LAYERS, STEPS = 2, 2
 SLOTS = (1, 5, 16)
+SLOTS_OF_FILES = (3,)
 GRAPH_TOKENS = 9
 """Of 1, 2, 9 and 24 tokens a step the widest is streamed."""
 
 
 def main(results: str) -> None:
-    """Compare every number of tokens with every number of slots, some steps each."""
+    """Compare every number of tokens with every number of slots, some steps each, from memory and from files."""
     ops.moe_align_block_size, ops.moe_sum = shared.align, shared.moe_sum
     tables.get_moe_configs = shared.tuned_table
     random = torch.Generator().manual_seed(0)
     cases = []
-    for slots in SLOTS:
+    folder = tempfile.TemporaryDirectory()
+    for slots, in_files in (*((slots, False) for slots in SLOTS), *((slots, True) for slots in SLOTS_OF_FILES)):
         with set_current_vllm_config(VllmConfig()):
             experts = [
                 shared.PoisonedExperts(shared.make_config(), FUSED_MOE_UNQUANTIZED_CONFIG) for _ in range(LAYERS)
             ]
-        stores = [make_store(random) for _ in range(LAYERS)]
+        stores = masters = [make_store(random) for _ in range(LAYERS)]
+        if in_files:
+            stores = [write_store(master, Path(folder.name) / str(i)) for i, master in enumerate(masters)]
         paging = InGraphPaging(stores, slots, torch.device("cpu"))
         paging.arena.rows.fill_(0xFF)  # NaN
         sums = PartialOutputs(max(shared.TOKENS), shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
@@ -44,7 +52,7 @@ def main(results: str) -> None:
         for tokens in shared.TOKENS * STEPS:
             for layer, kernel in enumerate(kernels):
                 arguments = shared.make_arguments(tokens, random)
-                whole = {name: stores[layer].tensors[name].contiguous() for name in ("w13", "w2")}
+                whole = {name: masters[layer].tensors[name].contiguous() for name in ("w13", "w2")}
                 experts[layer].apply(**arguments, w1=whole["w13"], w2=whole["w2"])
                 expected = arguments["output"].clone()
                 arguments["output"].fill_(torch.nan)
@@ -52,6 +60,7 @@ def main(results: str) -> None:
                 cases.append(
                     {
                         "slots": slots,
+                        "in_files": in_files,
                         "tokens": tokens,
                         "identical": shared.same_bits(expected, arguments["output"]),
                         "finite": bool(expected.isfinite().all()),

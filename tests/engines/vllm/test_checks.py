@@ -55,12 +55,37 @@ def test_a_sound_configuration_passes(moe):
         ({"slots": 4}, "unknown wisp setting 'slots'"),
         ({"expert_slots": 5, "policy": "mru"}, "unknown replacement policy 'mru'"),
         ({"expert_slots": 5, "page_lock": "require"}, "nothing to page-lock"),
+        ({"expert_slots": 5, "backing_store": "disk"}, "backing_store must be one of memory, checkpoint, not 'disk'"),
         (5, "must be an object"),
     ],
 )
 def test_wrong_settings_stop_the_start(moe, settings, message):
     with pytest.raises(ConfigError, match=message):
         make_config(moe, additional_config={"wisp": settings})
+
+
+@pytest.mark.parametrize(
+    ("args", "reason"),
+    [
+        ({"load_format": "dummy"}, "--load-format dummy maps no files"),
+        ({"load_format": "pt"}, "--load-format pt maps no files"),
+        ({"safetensors_load_strategy": "eager"}, "--safetensors-load-strategy eager maps no files"),
+        ({"tensor_parallel_size": 2}, "--tensor-parallel-size cuts experts across the rows"),
+    ],
+)
+def test_what_leaves_no_experts_in_files_stops_the_start(moe, args, reason):
+    settings = {"wisp": {"expert_slots": 5, "backing_store": "checkpoint"}}
+    make_config(moe, additional_config=settings)
+    with pytest.raises(UnsupportedError, match=f"backing_store is set to checkpoint, but {reason}.*set it to memory"):
+        make_config(moe, additional_config=settings, **args)
+
+
+def test_quantised_experts_are_no_files_of_the_kernel_s(config, monkeypatch):
+    settings = WispSettings(5, backing_store="checkpoint")
+    checks.check_engine(config, settings)
+    monkeypatch.setattr(config.model_config, "quantization", "fp8")
+    with pytest.raises(UnsupportedError, match="fp8 experts are laid out anew for their kernel; set it to memory"):
+        checks.check_engine(config, settings)
 
 
 def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):

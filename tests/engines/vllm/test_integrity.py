@@ -79,6 +79,28 @@ def test_one_flipped_bit_on_the_device_is_found(on_device):
     assert found(on_device) == [("second", 0, 1, "its bytes are not the backing store's")]
 
 
+def test_a_flipped_bit_is_found_beside_experts_in_files(tmp_path):
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("vllm")
+    from file_store import write_store
+
+    from wisp.engines.vllm.in_graph import InGraphPaging
+    from wisp.engines.vllm.integrity import check, device_tables
+    from wisp.pager.store import HostStore
+
+    memory = HostStore({"w13": torch.empty(6, 8, 16, dtype=torch.bfloat16)})
+    memory.rows.random_(0, 256, generator=torch.Generator().manual_seed(0))
+    paging = InGraphPaging([write_store(memory, tmp_path / "file")], 3, torch.device("cpu"))
+    row = paging.arena.shape.slot_row(0, 1)
+    paging.arena.rows[row] = memory.rows[4]
+    paging.state.slot_of[0, 4], paging.state.row_of[0, 4] = 1, row
+    paging.state.row_of[0, 5] = 2  # passed through an overflow row, which is no mistake
+    assert check(list(device_tables(["only"], paging))).wrong == 0
+    paging.arena.rows[row, 77] ^= 1
+    (wrong,) = check(list(device_tables(["only"], paging))).wrong_slots
+    assert (wrong.expert, wrong.slot, wrong.reason) == (4, 1, "its bytes are not the backing store's")
+
+
 def test_two_experts_in_one_slot_are_found(on_device):
     on_device.state.slot_of[1, 0] = 0
     reasons = [(expert, slot) for _, expert, slot, reason in found(on_device) if reason.startswith("2 experts")]

@@ -30,6 +30,12 @@ def test_what_is_no_object_is_refused(raw):
         WispSettings.parse(raw)
 
 
+@pytest.mark.parametrize("store", ["", "Memory", "file", None, True])
+def test_a_backing_store_of_no_kind_is_refused(store):
+    with pytest.raises(ConfigError, match="backing_store must be one of memory, checkpoint, not"):
+        WispSettings.parse({"expert_slots": 4, "backing_store": store})
+
+
 def test_without_slots_and_budget_it_is_refused():
     with pytest.raises(ConfigError, match=r"lacks expert_slots.* and gpu_memory"):
         WispSettings.parse({"policy": "lru"})
@@ -77,7 +83,7 @@ def test_planning_by_nonsense_is_refused(given):
 
 @pytest.mark.parametrize("name", ["slots", "expert-slots", "Expert_Slots", ""])
 def test_an_unknown_setting_is_refused(name):
-    with pytest.raises(ConfigError, match=f"unknown wisp setting {name!r}; known are break_expert, .*expert_slots"):
+    with pytest.raises(ConfigError, match=f"unknown wisp setting {name!r}; known are backing_store, .*expert_slots"):
         WispSettings.parse({"expert_slots": 4, name: 4})
 
 
