@@ -49,6 +49,10 @@ GROWN_FROM, GROWN_TO = 3, (8, 16)
 INTERPRETED_STEPS, INTERPRETED_SLOTS = (1, 9), (3,)
 """The same for Triton's kernels, which take seconds a step in the interpreter."""
 
+DTYPES = {"marlin": "bfloat16", "triton": "float16"}
+"""Of activations. Triton's interpreter multiplies bfloat16 as if its bits were whole numbers, beside which a scale or a
+bias is little."""
+
 
 def main(cases: str, results: str) -> None:
     """Compare what is asked for."""
@@ -94,7 +98,7 @@ def load(model: Path, backend: str, settings: dict[str, object] | None, *, quant
         skip_tokenizer_init=True,
         enforce_eager=True,
         max_model_len=256,
-        dtype="bfloat16",
+        dtype=DTYPES[backend],
         moe_backend=backend,
         quantization=quantization,
         additional_config={"wisp": settings} if settings else {},
@@ -159,7 +163,7 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
 def compared_step(unpaged, paged, random, tokens: int) -> dict[str, object]:
     """One step of so many tokens; `unpaged` and `paged` are layers and the configuration that they run under."""
     (stock, config), (layers, paged_config) = unpaged, paged
-    x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(torch.bfloat16)
+    x = torch.randn(tokens, checkpoints.HIDDEN, generator=random).to(config.model_config.dtype)
     weights = torch.rand(tokens, checkpoints.TOP_K, generator=random)
     ids = torch.rand(tokens, checkpoints.EXPERTS, generator=random).topk(checkpoints.TOP_K).indices.int()
     with set_current_vllm_config(config), set_forward_context(None, config):
