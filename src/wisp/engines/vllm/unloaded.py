@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from wisp.errors import UnsupportedError
+from wisp.errors import CheckpointError, UnsupportedError
 from wisp.pager.checkpoint_store import FilePlace
 from wisp.pager.file_places import FileFinder
 from wisp.pager.store import RowLayout, Segment
@@ -37,6 +37,8 @@ class LoadNotes:
             self._note(target, source)
         except UnsupportedError as error:
             self.problem = self.problem or str(error)
+        except CheckpointError as error:
+            self.problem = self.problem or f"cannot stay where they are ({error})"
 
     def refuse(self, operation: str) -> None:
         """Take down that something else was to be done to the parameter."""
