@@ -32,8 +32,9 @@ from wisp.workingset.curve import MissCurve
 from wisp.workingset.histogram import ExpertHistogram
 
 LAYERS, STEPS = 2, 20
-SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2))
-"""(experts, slots, top-k, tokens a step); the last three have more experts in a step than slots, or all in slots."""
+SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2), (70, 44, 4, 18))
+"""(experts, slots, top-k, tokens a step): more experts in a step than slots or not, all in slots, ids of several chunks
+and sets of several words."""
 STAGING = StreamShape(group_experts=3, groups=2)
 WEIGHTS = {"w13": ((8, 6), torch.float32), "w2": ((6, 4), torch.float32)}
 QUANTISED = {"w13": ((5, 16), torch.int32), "scale": ((), torch.float32), "w2": ((64, 300), torch.uint8)}

@@ -13,7 +13,7 @@ import json, sys
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from wisp.pager import copy_kernels, device_kernels
+from wisp.pager import copy_kernels, count_kernels, device_kernels
 
 capability = int(sys.argv[1])
 state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i64"}
@@ -47,9 +47,10 @@ cases = [
     ("touch", touch, {"waves": 1, "EXPERTS": 8, **ring}),
     ("look_up", look_up, {"BLOCK": 1024}),
 ]
+modules = (copy_kernels, count_kernels, device_kernels)
 sizes, whole = [], []
 for name, signature, constants in cases:
-    kernel = getattr(device_kernels, name, None) or getattr(copy_kernels, name)
+    (kernel,) = [vars(module)[name] for module in modules if name in vars(module)]
     signature = {argument: signature.get(argument) for argument in kernel.arg_names}
     signature |= dict.fromkeys(constants, "constexpr")
     aligned = {

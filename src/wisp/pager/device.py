@@ -9,7 +9,7 @@ import torch
 import triton
 
 from wisp.errors import WorkingSetTooLargeError
-from wisp.pager import copy_kernels, device_kernels
+from wisp.pager import copy_kernels, count_kernels, device_kernels
 from wisp.pager.arena import WORD_BYTES, Arena
 from wisp.pager.device_state import DeviceState
 from wisp.pager.device_view import device_view
@@ -178,7 +178,7 @@ class DevicePager:
         ids = topk_ids.reshape(-1).long()
         needed.scatter_add_(0, ids.clamp(min=0), (ids >= 0).int())  # engines mark padding by -1
         state = self._state
-        device_kernels.touch[(1,)](
+        count_kernels.touch[(1,)](
             needed,
             state.slot_of[self.layer],
             state.last_used[self.layer],

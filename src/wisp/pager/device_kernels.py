@@ -4,8 +4,8 @@ The state of a layer, by expert (`experts` entries each):
     slot_of    int32, NOT_RESIDENT (-1) where an expert has no slot
     row_of     int64, the row in which its bytes lie: its slot's in the arena, or its own in the backing store
     last_used  int64, the layer's step that referenced it last
-and int64 `fields`, see below. Residents fill the slots from the lowest up, so their number says which slots are
-free. Victims are those of `ResidentSet` with LRU: the longest unused first, and of one step the higher id.
+and int64 `fields`, see `count_kernels`. Residents fill the slots from the lowest up, so their number says which slots
+are free. Victims are those of `ResidentSet` with LRU: the longest unused first, and of one step the higher id.
 
 A row is an index into the arena in units of one expert. Where the experts of the backing store are rows too
 (`SEGMENTS` = 0), those are reached by indices beyond the arena's end (host and device share one address space), so an
@@ -20,83 +20,10 @@ import triton
 import triton.language as tl
 
 from wisp.pager.copy_kernels import copy_share, spread_share
-
-CLOCK = tl.constexpr(0)
-REFERENCES = tl.constexpr(1)
-FAULTS = tl.constexpr(2)
-EVICTIONS = tl.constexpr(3)
-MOVED = tl.constexpr(4)
-WAVES = tl.constexpr(5)
-ARRIVED = tl.constexpr(6)
-SLOTS = tl.constexpr(7)
-FIELDS = 8
-"""`fields`: steps so far; totals of references, faults, evictions, experts read from the store and kernel waves; how
-many programs of the running launch have read the state; and the slots of the layer, which the host may change between
-two launches, so that a captured graph need not be captured again."""
-
-MIRROR_EVERY = tl.constexpr(16)
-"""Steps without a load after which the host's copy of `fields` is brought up to date."""
+from wisp.pager.count_kernels import ARRIVED, CLOCK, MIRROR_EVERY, SLOTS, count_step, load_fields, note_routing
+from wisp.pager.set_kernels import bits_of_ids, flags_of_bits, size_of
 
 _NEVER = tl.constexpr(1 << 62)
-
-
-@triton.jit
-def _needed(ids, count, CHUNK: tl.constexpr, EXPERTS: tl.constexpr):
-    """Which experts the `count` ids name, each once: int32 [EXPERTS]."""
-    expert = tl.arange(0, EXPERTS)
-    needed = tl.zeros([EXPERTS], tl.int32)
-    for start in range(0, count, CHUNK):
-        place = start + tl.arange(0, CHUNK)
-        chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
-        needed = tl.maximum(needed, tl.max((chosen[:, None] == expert[None, :]).to(tl.int32), axis=0))
-    return needed
-
-
-@triton.jit
-def _load_totals(fields):
-    """Steps, references, faults, evictions, experts moved and waves so far."""
-    return (
-        tl.load(fields + CLOCK),
-        tl.load(fields + REFERENCES),
-        tl.load(fields + FAULTS),
-        tl.load(fields + EVICTIONS),
-        tl.load(fields + MOVED),
-        tl.load(fields + WAVES),
-    )
-
-
-@triton.jit
-def _note_routing(needed, step, ring, STEPS: tl.constexpr, STRIDE: tl.constexpr, EXPERTS: tl.constexpr):
-    """Write the layer's set of needed experts as bits, in the order of `numpy.packbits`, to the step's place."""
-    expert = tl.arange(0, EXPERTS)
-    bits = needed.to(tl.int32) << ((expert & 31) ^ 7)
-    WORDS: tl.constexpr = (EXPERTS + 31) // 32
-    words = tl.sum(tl.reshape(bits, [WORDS, EXPERTS // WORDS]), axis=1)
-    tl.store(ring + ((step - 1) & (STEPS - 1)) * STRIDE + tl.arange(0, WORDS), words)
-
-
-@triton.jit
-def _count(fields, mirror, hosts_turn, totals, references, faults, evictions, moved, waves):
-    """Add one step to the totals, and show them to the host if it is its turn."""
-    step = totals[0] + 1
-    references += totals[1]
-    faults += totals[2]
-    evictions += totals[3]
-    moved += totals[4]
-    waves += totals[5]
-    _put(fields, step, references, faults, evictions, moved, waves)
-    if hosts_turn:
-        _put(mirror, step, references, faults, evictions, moved, waves)
-
-
-@triton.jit
-def _put(totals, step, references, faults, evictions, moved, waves):
-    tl.store(totals + CLOCK, step)
-    tl.store(totals + REFERENCES, references)
-    tl.store(totals + FAULTS, faults)
-    tl.store(totals + EVICTIONS, evictions)
-    tl.store(totals + MOVED, moved)
-    tl.store(totals + WAVES, waves)
 
 
 @triton.jit(do_not_specialize=["count", "first_row", "direct_row"])  # one binary for all layers and graphs
@@ -145,18 +72,114 @@ def decide_and_gather(
     """
     LEAVES_TAILS: tl.constexpr = HEAD_WORDS < ROW_WORDS or HEAD_SEGMENTS < SEGMENTS
     program = tl.program_id(0)
+    WORDS: tl.constexpr = (EXPERTS + 31) // 32
+    expert = tl.arange(0, EXPERTS)
+    slot = tl.load(slot_of + expert, mask=expert < num_experts, other=-1)
+    before = load_fields(fields)
+    step = tl.load(fields + CLOCK) + 1
+    bits = tl.zeros([WORDS], tl.int32)
+    lacking = tl.zeros([CHUNK], tl.int32)
+    own_count = tl.where(program == 0, count, 0)
+    for start in range(0, count, CHUNK):
+        place = start + tl.arange(0, CHUNK)
+        chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
+        real = (chosen >= 0) & (chosen < num_experts)
+        at = tl.gather(slot, tl.where(real, chosen, 0), 0)
+        bits |= bits_of_ids(chosen, real, WORDS)
+        lacking |= (real & (at < 0)).to(tl.int32)
+        # as if nothing were missing, before that is known; of what is needed nobody reads `last_used`
+        row = tl.where(real, first_row + at.to(tl.int64) * row_stride, -1)
+        tl.store(choice_rows + place, row, mask=place < own_count)
+        tl.store(last_used + chosen, tl.zeros([CHUNK], tl.int64) + step, mask=real & (place < own_count))
+    if tl.max(lacking, axis=0) > 0:
+        tl.debug_barrier()  # another thread may write the rows that this one has written
+        _load(
+            ids,
+            count,
+            choice_rows,
+            slot,
+            bits,
+            before,
+            slot_of,
+            row_of,
+            last_used,
+            fields,
+            mirror,
+            ring,
+            source,
+            arena,
+            segments,
+            loaded,
+            first_row,
+            row_stride,
+            direct_row,
+            num_experts,
+            CHUNK,
+            EXPERTS,
+            ROW_WORDS,
+            HEAD_WORDS,
+            SEGMENTS,
+            HEAD_SEGMENTS,
+            BLOCK,
+            RING_STEPS,
+            RING_STRIDE,
+        )
+    elif program == 0:  # the others need none of what it writes
+        note_routing(bits, step, ring, RING_STEPS, RING_STRIDE, WORDS)
+        count_step(fields, mirror, step % MIRROR_EVERY == 0, before, size_of(bits), 0, 0, 0, 1)
+        if LEAVES_TAILS:
+            tl.store(loaded, tl.zeros([], tl.int64))
+        if SEGMENTS > 0:  # the overflow of the step before has gone
+            rows = tl.where(slot >= 0, first_row + slot.to(tl.int64) * row_stride, -1)
+            tl.store(row_of + expert, rows, mask=expert < num_experts)
+
+
+@triton.jit
+def _load(
+    ids,
+    count,
+    choice_rows,
+    slot,
+    bits,
+    before,
+    slot_of,
+    row_of,
+    last_used,
+    fields,
+    mirror,
+    ring,
+    source,
+    arena,
+    segments,
+    loaded,
+    first_row,
+    row_stride,
+    direct_row,
+    num_experts,
+    CHUNK: tl.constexpr,
+    EXPERTS: tl.constexpr,
+    ROW_WORDS: tl.constexpr,
+    HEAD_WORDS: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    HEAD_SEGMENTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    RING_STEPS: tl.constexpr,
+    RING_STRIDE: tl.constexpr,
+):
+    """`decide_and_gather` where experts are missing: `slot` and `before` is what was, `bits` the set of needed ones."""
+    LEAVES_TAILS: tl.constexpr = HEAD_WORDS < ROW_WORDS or HEAD_SEGMENTS < SEGMENTS
+    program = tl.program_id(0)
     programs = tl.num_programs(0)
+    WORDS: tl.constexpr = (EXPERTS + 31) // 32
     expert = tl.arange(0, EXPERTS)
     real = expert < num_experts
-    slot = tl.load(slot_of + expert, mask=real, other=-1)
     used = tl.load(last_used + expert, mask=real, other=0)
-    totals = _load_totals(fields)  # before it is known who needs them: a load takes as long as all the rest
     slots = tl.load(fields + SLOTS).to(tl.int32)
-    needed = _needed(ids, count, CHUNK, EXPERTS) > 0
+    needed = flags_of_bits(bits, WORDS, EXPERTS)
     resident = slot >= 0
     missing = needed & (slot < 0)
-    both = tl.sum(needed.to(tl.int32) + (missing.to(tl.int32) << 16), axis=0)  # two sums at the price of one
-    references, faults = both & 0xFFFF, both >> 16
+    references = size_of(bits)
+    faults = tl.sum(missing.to(tl.int32), axis=0)
     loads = tl.minimum(faults, slots - (references - faults))
     new = slot
     evictions = 0
@@ -205,7 +228,7 @@ def decide_and_gather(
     if writes:
         if LEAVES_TAILS:
             tl.store(loaded, (faults if SEGMENTS > 0 else loads).to(tl.int64))
-        step = totals[0] + 1
+        step = tl.load(fields + CLOCK) + 1
         row = first_row + new.to(tl.int64) * row_stride
         if SEGMENTS > 0:
             row = tl.where(new >= 0, row, tl.where(missing, overflow, -1))
@@ -213,48 +236,16 @@ def decide_and_gather(
             row = tl.where(new >= 0, row, direct_row + expert.to(tl.int64))
         tl.store(slot_of + expert, new, mask=real)
         tl.store(row_of + expert, row, mask=real)
-        tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
         for start in range(0, count, CHUNK):
             place = start + tl.arange(0, CHUNK)
             chosen = tl.load(ids + place, mask=place < count, other=-1).to(tl.int32)
-            rows = tl.sum(tl.where(chosen[:, None] == expert[None, :], row[None, :], 0), axis=1)
-            tl.store(choice_rows + place, tl.where(chosen >= 0, rows, -1), mask=place < count)  # -1: padding
-        _note_routing(needed, step, ring, RING_STEPS, RING_STRIDE, EXPERTS)
+            known = (chosen >= 0) & (chosen < num_experts)
+            rows = tl.gather(row, tl.where(known, chosen, 0), 0)
+            tl.store(choice_rows + place, tl.where(known, rows, -1), mask=place < count)
+        note_routing(bits, step, ring, RING_STEPS, RING_STRIDE, WORDS)
         hosts_turn = (loads > 0) | (step % MIRROR_EVERY == 0)
-        _count(fields, mirror, hosts_turn, totals, references, faults, evictions, faults, 1)
+        count_step(fields, mirror, hosts_turn, before, references, faults, evictions, faults, 1)
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
-
-
-@triton.jit
-def touch(
-    needed_flags,
-    slot_of,
-    last_used,
-    fields,
-    mirror,
-    ring,
-    num_experts,
-    moved,
-    waves,
-    EXPERTS: tl.constexpr,
-    RING_STEPS: tl.constexpr,
-    RING_STRIDE: tl.constexpr,
-):
-    """Count a step that the host streams, and mark the experts that it uses (nonzero `needed_flags`, int32).
-
-    `moved` is how many experts the host reads from the store for it, in `waves` waves. One program.
-    """
-    expert = tl.arange(0, EXPERTS)
-    real = expert < num_experts
-    slot = tl.load(slot_of + expert, mask=real, other=-1)
-    needed = tl.load(needed_flags + expert, mask=real, other=0) > 0
-    totals = _load_totals(fields)
-    step = totals[0] + 1
-    tl.store(last_used + expert, tl.zeros([EXPERTS], tl.int64) + step, mask=needed)
-    _note_routing(needed, step, ring, RING_STEPS, RING_STRIDE, EXPERTS)
-    references = tl.sum(needed.to(tl.int32), axis=0)
-    faults = tl.sum((needed & (slot < 0)).to(tl.int32), axis=0)
-    _count(fields, mirror, True, totals, references, faults, 0, moved, waves)
 
 
 @triton.jit

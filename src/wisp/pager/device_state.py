@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from wisp.errors import ConfigError
-from wisp.pager import device_kernels
 from wisp.pager.arena import Arena
+from wisp.pager.count_kernels import FIELDS, SLOTS
 from wisp.pager.device_view import device_view
 from wisp.pager.resize import resized_table
 from wisp.pager.routing_ring import RING_STEPS, RingReader, RoutingRing
@@ -26,7 +26,7 @@ class DeviceState:
         """int64 [layers, experts]: the row of an expert without a slot."""
         self.row_of = self.home_row_of.clone()
         self.last_used = torch.zeros((layers, num_experts), dtype=torch.int64, device=device)
-        self.fields = torch.zeros((layers, device_kernels.FIELDS), dtype=torch.int64, device=device)
+        self.fields = torch.zeros((layers, FIELDS.value), dtype=torch.int64, device=device)
         self._set_slots(arena.shape.slots)
         self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         """A copy of `fields` in host memory, written by the device; some steps behind at times."""
@@ -92,4 +92,4 @@ class DeviceState:
 
     def _set_slots(self, slots: int) -> None:
         self.slots = slots
-        self.fields[:, device_kernels.SLOTS.value] = slots
+        self.fields[:, SLOTS.value] = slots
