@@ -31,7 +31,6 @@ GROUPS = (
 A group fits 128 GiB of GPU memory and 110 GiB of host memory."""
 ZERO_COPY_GB_S = 51.0
 """What a kernel reads over this link (measured on an H200, PCIe 5 x16); the copy engine's rate stands in the rows."""
-TIMEOUT_SECONDS = 300
 
 console = Console()
 
@@ -105,6 +104,7 @@ def main() -> None:
     parser.add_argument("--groups", nargs="+", default=GROUPS, metavar="ARM:GIB+ARM:GIB", help="each starts together")
     parser.add_argument("--results", type=Path, default=HERE / "results.json")
     parser.add_argument("--call", help="continue this one, on the machine that it ran on; the default is a new one")
+    parser.add_argument("--timeout", type=float, default=300, help="seconds to start a group, and to measure an arm")
     options, more = parser.parse_known_args()
     import torch
 
@@ -113,8 +113,9 @@ def main() -> None:
     command = " ".join(["python", "benchmarks/iso_vram/run.py", *sys.argv[1:]])
     failed = []
     for number, group in enumerate(options.groups, 1):
+        commands = {name: command_of(name, more) for name in group.split("+")}
         with console.status(f"group {number} of {len(options.groups)}: {group}"):
-            for outcome in run_together({name: command_of(name, more) for name in group.split("+")}, TIMEOUT_SECONDS):
+            for outcome in run_together(commands, options.timeout):
                 if outcome.failed:
                     failed.append(outcome.name)
                     console.print(f"{outcome.name}: {outcome.failed}", markup=False)

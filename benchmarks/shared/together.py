@@ -114,13 +114,15 @@ def run_together(commands: Mapping[str, Sequence[str]], timeout_seconds: float) 
 
     An arm has `timeout_seconds` from the start of all to become ready, and as many again for its turn.
     """
-    deadline = time.monotonic() + timeout_seconds
+    start = time.monotonic()
+    deadline = start + timeout_seconds
     arms = [_Arm(name, command) for name, command in commands.items()]
     try:
         ready = []
         for arm in arms:
             try:
                 arm.line(READY, deadline)
+                print(f"{arm.name}: ready within {time.monotonic() - start:.0f} s", flush=True)
                 ready.append(arm)
             except RuntimeError as error:
                 arm.kill()
