@@ -37,6 +37,12 @@ def test_a_sound_call_starts_vllm(wisp, model):
     assert ended.started[0][0] == [str(model)]
 
 
+def test_the_backing_store_reaches_the_engine(wisp, model):
+    ended = wisp("serve", model, *SLOTS, "--backing-store", "checkpoint")
+    assert ended.started[0][1].backing_store == "checkpoint"
+    assert wisp("serve", model, *SLOTS, "--backing-store", "disk").code == 2
+
+
 @pytest.mark.parametrize(
     ("slots", "told"),
     [
