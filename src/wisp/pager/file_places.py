@@ -1,9 +1,11 @@
 """Which file a tensor's bytes are mapped from, and where in it: for weights that a loader maps but does not copy."""
 
-import ctypes
+import mmap
+import os
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 
 from wisp.errors import UnsupportedError
@@ -11,7 +13,10 @@ from wisp.pager.checkpoint_store import FilePlace
 from wisp.pager.mapped_file import MappedFile
 
 COMPARED_BYTES = 64
-"""Of the start of each tensor, in case a loader has changed its private copy of the pages."""
+"""Of the start of a tensor whose pages are all the file's; of others, all bytes are compared."""
+
+_THERE, _OF_FILE = 3 << 62, 1 << 61
+"""Bits of a page in the list of this process's pages (Linux, `pagemap`): in memory or swapped out; a file's own."""
 
 
 class _Span(NamedTuple):
@@ -24,8 +29,8 @@ class _Span(NamedTuple):
 class FileFinder:
     """Looks addresses up in this process's list of mappings, which it keeps mapped: drop it once all is loaded."""
 
-    def __init__(self, maps: Path = Path("/proc/self/maps")) -> None:
-        self._maps = maps
+    def __init__(self, maps: Path = Path("/proc/self/maps"), pagemap: Path = Path("/proc/self/pagemap")) -> None:
+        self._maps, self._pagemap = maps, pagemap
         self._found: list[tuple[_Span, torch.UntypedStorage, MappedFile]] = []
         """The storage keeps the mapping: its addresses cannot become another file's meanwhile."""
 
@@ -38,11 +43,27 @@ class FileFinder:
         address = tensor.data_ptr()
         span, file = self._span(address, tensor)
         place = FilePlace(file, span.file_start + address - span.start)
-        compared = min(COMPARED_BYTES, tensor.nbytes)
-        in_file = file.bytes[place.start : place.start + compared]
-        if in_file.numel() < compared or bytes(in_file.tolist()) != ctypes.string_at(address, compared):
+        held = tensor.reshape(-1).view(torch.uint8)
+        if not self._may_differ(address, tensor.nbytes):
+            held = held[:COMPARED_BYTES]
+        if not torch.equal(file.bytes[place.start : place.start + held.numel()], held):
             raise UnsupportedError(f"were changed on their way from {file.path}")
         return place
+
+    def _may_differ(self, address: int, nbytes: int) -> bool:
+        """Whether a page of this memory is the process's own copy, as a loader makes it by writing to its mapping.
+
+        So it may be where the system does not tell. No page of the file is read for it.
+        """
+        first, last = address // mmap.PAGESIZE, (address + nbytes - 1) // mmap.PAGESIZE
+        try:
+            with self._pagemap.open("rb", buffering=0) as file:
+                told = os.pread(file.fileno(), (last - first + 1) * 8, first * 8)
+        except OSError:
+            return True
+        pages = np.frombuffer(told, dtype=np.uint64)
+        own = (pages & np.uint64(_THERE) != 0) & (pages & np.uint64(_OF_FILE) == 0)
+        return len(pages) <= last - first or bool(own.any())
 
     def _span(self, address: int, tensor: torch.Tensor) -> tuple[_Span, MappedFile]:
         for span, _, file in reversed(self._found):

@@ -27,7 +27,7 @@ def make_layer() -> nn.Module:
     return layer
 
 
-def make_file(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
+def make_file(folder: Path, seed: int = 0, *, rows: int = HIDDEN) -> dict[str, torch.Tensor]:
     """Experts one by one and all together, read as vLLM reads them: views into a mapping of the file."""
     random = torch.Generator().manual_seed(seed)
     shapes = {"gate_up": (EXPERTS, 2 * INNER, HIDDEN), "down": (EXPERTS, HIDDEN, INNER), "odd": (3,)}
@@ -35,7 +35,7 @@ def make_file(folder: Path, seed: int = 0) -> dict[str, torch.Tensor]:
         shapes |= {
             f"{expert}.gate": (INNER, HIDDEN),
             f"{expert}.up": (INNER, HIDDEN),
-            f"{expert}.down": (HIDDEN, INNER),
+            f"{expert}.down": (rows, INNER),
         }
     path = folder / f"model {seed}.safetensors"
     save_file({name: torch.randn(shape, generator=random).to(DTYPE) for name, shape in shapes.items()}, path)
@@ -95,6 +95,36 @@ def test_a_file_that_takes_the_addresses_of_another_is_told_from_it(tmp_path):
         del tensors
 
 
+def change_last(tensor: torch.Tensor) -> torch.Tensor:
+    tensor[-1, -1] += 1
+    return tensor
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_change_beyond_the_start_shows_whether_or_not_the_system_tells_of_pages(tmp_path, told):
+    down = make_file(tmp_path, rows=90)["0.down"]
+    finder = FileFinder() if told else FileFinder(pagemap=tmp_path / "no such list")
+    assert finder.find(down)
+    with pytest.raises(UnsupportedError, match="were changed on their way"):
+        finder.find(change_last(down))
+
+
+def test_a_neighbour_that_was_changed_in_the_same_page_does_no_harm(tmp_path):
+    tensors = make_file(tmp_path)
+    change_last(tensors["0.gate"])
+    assert FileFinder().find(tensors["0.down"])
+
+
+def test_the_files_are_looked_for_no_more_after_a_problem(tmp_path, monkeypatch):
+    layer, tensors, looked = make_layer(), make_file(tmp_path), []
+    notes = unload(layer, ["w13", "w2"], FileFinder())
+    monkeypatch.setattr(FileFinder, "find", lambda _, tensor: looked.append(tensor))
+    layer.w2.data.mul_(2)
+    layer.w2.data.copy_(tensors["down"])
+    assert notes["w2"].problem is not None
+    assert not looked
+
+
 REFUSALS = {
     "read into memory": (
         lambda layer, tensors: layer.w13.data.copy_(tensors["gate_up"].clone()),
@@ -114,6 +144,10 @@ REFUSALS = {
     ),
     "left out": (None, r"\(w2\) are not all in the files: 0 pieces of expert 2"),
     "scaled": (lambda layer, tensors: layer.w2.data.mul_(2), "are changed by mul_"),
+    "replaced": (
+        lambda layer, tensors: setattr(layer.w2, "data", layer.w2.data.flip(0)),
+        "are changed by assignment",
+    ),
     "assigned": (lambda layer, tensors: layer.w2.data.__setitem__(0, tensors["0.down"]), "are changed by __setitem__"),
     "broadcast": (lambda layer, tensors: layer.w2.data.copy_(tensors["0.down"]), "are put together"),
     "changed": (

@@ -17,6 +17,7 @@ from wisp.pager.store import RowLayout, Segment
 
 _ALLOWED_IN_PLACE = ("requires_grad_", "detach_")
 _AUGMENTED = ("__iadd__", "__isub__", "__imul__", "__itruediv__", "__setitem__")
+_SET_DATA = torch.Tensor.data.__set__  # type: ignore[attr-defined]  # a C descriptor
 
 Pieces = dict[int, tuple[int, FilePlace]]
 """First byte within the tensor of one expert -> (bytes, where they lie)."""
@@ -32,13 +33,15 @@ class LoadNotes:
         self.problem: str | None = None
 
     def note(self, target: torch.Tensor, source: object) -> None:
-        """Take down one copy into a view of the parameter."""
+        """Take down one copy into a view of the parameter; after a problem there is nothing to take down."""
+        if self.problem is not None:
+            return
         try:
             self._note(target, source)
         except UnsupportedError as error:
-            self.problem = self.problem or str(error)
+            self.problem = str(error)
         except CheckpointError as error:
-            self.problem = self.problem or f"cannot stay where they are ({error})"
+            self.problem = f"cannot stay where they are ({error})"
 
     def refuse(self, operation: str) -> None:
         """Take down that something else was to be done to the parameter."""
@@ -90,6 +93,9 @@ class UnloadedTensor(torch.Tensor):
             if in_place or name in _AUGMENTED:
                 held.refuse(name)
                 return args[0]
+            if func == _SET_DATA:
+                held.refuse("assignment")
+                return None
         result = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
         for each in result if isinstance(result, tuple | list) else (result,):
             if isinstance(each, cls) and held is not None:
