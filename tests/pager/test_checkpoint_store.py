@@ -86,6 +86,17 @@ def test_pieces_that_begin_between_words_are_for_the_host_alone(tmp_path):
         arena.places(store)
 
 
+def test_pieces_that_end_between_words_are_for_the_host_alone(tmp_path):
+    memory = in_memory({"w2": torch.empty(2, 3, 3, dtype=torch.bfloat16)})  # 18 bytes, 20 apart
+    (tmp_path / "file").write_bytes(bytes(40))
+    file = MappedFile.of(tmp_path / "file")
+    places = [[FilePlace(file, 0)], [FilePlace(file, 20)]]
+    store = CheckpointStore(memory.layout, memory.segments, places)
+    arena = Arena(ArenaShape(1, 2, 3), store.layout, "cpu")
+    with pytest.raises(UnsupportedError, match=r"end at no multiple of 4 bytes.* set backing_store to memory"):
+        arena.places(store)
+
+
 class Runtime:
     """The CUDA runtime of a machine that refuses, or grants, to page-lock."""
 
@@ -120,3 +131,15 @@ def test_a_refusal_to_lock_a_file_names_the_other_store(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(801))
     with pytest.raises(HostMemoryError, match=r"CUDA error 801.*set backing_store to memory.*page_lock to auto"):
         write_store(in_memory(), tmp_path / "file", page_lock="require", device="cuda")
+
+
+def test_a_file_that_cannot_be_locked_is_tried_once_for_all_stores_in_it(tmp_path, monkeypatch):
+    refusing = Runtime(801)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: refusing)
+    first = write_store(in_memory(), tmp_path / "file", device="cuda")
+    second = CheckpointStore(first.layout, first.segments, first._places, device="cuda")
+    assert not first.page_locked
+    assert not second.page_locked
+    assert len(refusing.registered) == 1
+    with pytest.raises(HostMemoryError, match="CUDA error 801"):
+        CheckpointStore(first.layout, first.segments, first._places, device="cuda", page_lock="require")

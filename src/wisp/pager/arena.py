@@ -154,10 +154,11 @@ class Arena:
         Raises:
             UnsupportedError: a piece is no whole number of words, or does not start at one.
         """
-        if int(store.addresses().remainder(WORD_BYTES).max()):
+        cut = any(segment.nbytes % WORD_BYTES for segment in store.segments)
+        if cut or int(store.addresses().remainder(WORD_BYTES).max()):
             raise UnsupportedError(
-                f"some tensors of the experts start at no multiple of {WORD_BYTES} bytes, and the device copies whole "
-                f"words; set backing_store to memory"
+                f"some tensors of the experts start or end at no multiple of {WORD_BYTES} bytes, and the device copies "
+                f"whole words; set backing_store to memory"
             )
         starts = {part.name: part.start for part in self.layout.parts}
         table = []

@@ -32,6 +32,7 @@ class MappedFile:
             warnings.simplefilter("ignore")  # that it is not writable
             self.bytes = torch.frombuffer(pages, dtype=torch.uint8)
         self.page_locked = False
+        self._refused = False  # by the system, to page-lock it
 
     @classmethod
     def of(cls, path: Path) -> "MappedFile":
@@ -51,9 +52,16 @@ class MappedFile:
             raise CheckpointError(f"{path} cannot be mapped as a backing store: {error}") from error
 
     def lock(self, page_lock: PageLock, device: torch.device) -> None:
-        """Page-lock it for a GPU, unless it is or nothing asks for it; the file is read if it was not."""
+        """Page-lock it for a GPU, unless it is or nothing asks for it; the file is read if it was not.
+
+        Raises:
+            HostMemoryError: the system refuses, and `page_lock` requires it. Otherwise it is asked and warned of once.
+        """
         if self.page_locked or device.type != "cuda" or page_lock == "off":
+            return
+        if self._refused and page_lock == "auto":
             return
         read_in(self.bytes)
         nbytes = -(-self.bytes.numel() // mmap.PAGESIZE) * mmap.PAGESIZE  # a mapping has whole pages
         self.page_locked = lock_pages(self, self.bytes.data_ptr(), nbytes, page_lock, flags=READ_ONLY)
+        self._refused = not self.page_locked
