@@ -69,6 +69,11 @@ def test_a_budget_that_is_no_size_is_refused(budget, told):
         WispSettings.parse({"gpu_memory": budget})
 
 
+def test_host_memory_without_a_unit_is_refused():
+    with pytest.raises(ConfigError, match="host_memory 100 would be 100 bytes; write the unit, as in host_memory 100G"):
+        WispSettings.parse({"expert_slots": 4, "host_memory": "100"})
+
+
 @pytest.mark.parametrize("given", [{"conversations": 4}, {"trace": "t.npz"}, {"calibration": "c.json"}])
 def test_what_is_for_planning_is_refused_where_nothing_is_planned(given):
     with pytest.raises(ConfigError, match="which is not asked for"):

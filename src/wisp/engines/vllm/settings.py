@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.pager.host_memory import PAGE_LOCK_CHOICES, PageLock
 from wisp.policies import POLICIES
-from wisp.units import parse_budget, parse_bytes
+from wisp.units import parse_budget
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -63,7 +63,7 @@ class WispSettings:
         if self.policy not in POLICIES:
             raise UnknownPolicyError(self.policy, list(POLICIES))
         if self.host_memory is not None:
-            parse_bytes(self.host_memory)
+            parse_budget(self.host_memory, "host_memory")
         if self.backing_store not in BACKING_STORE_CHOICES:
             raise ConfigError(
                 f"backing_store must be one of {', '.join(BACKING_STORE_CHOICES)}, not {self.backing_store!r}"
