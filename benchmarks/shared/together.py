@@ -23,10 +23,11 @@ SETTLE_SECONDS = 10
 
 
 def wait_for_turn() -> None:
-    """Return when no other arm is starting or being measured."""
+    """Return when no other arm is starting or being measured; end with whoever started this one."""
     if TURNS in os.environ:
         print(READY, flush=True)
-        sys.stdin.readline()
+        if not sys.stdin.readline():
+            raise SystemExit("whoever started this arm has ended, so that it has no turn")
 
 
 def report(found: Any) -> None:
@@ -116,8 +117,10 @@ def run_together(commands: Mapping[str, Sequence[str]], timeout_seconds: float) 
     """
     start = time.monotonic()
     deadline = start + timeout_seconds
-    arms = [_Arm(name, command) for name, command in commands.items()]
+    arms: list[_Arm] = []
     try:
+        for name, command in commands.items():
+            arms.append(_Arm(name, command))
         ready = []
         for arm in arms:
             try:
@@ -141,6 +144,7 @@ def _turn(arm: _Arm, deadline: float) -> Outcome:
         arm.go_on()
         arm.end()
     except (RuntimeError, OSError) as error:
+        arm.kill()  # it may still be computing, beside the next one
         return Outcome(arm.name, failed=str(error))
     return Outcome(arm.name, found, _free_gpu_bytes())
 

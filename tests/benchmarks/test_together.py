@@ -1,13 +1,18 @@
 """Benchmarks' engines that start together and are measured in turn; small programs stand for engines."""
 
+import os
+import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
+TURNS = "WISP_BENCHMARK_TURNS"
 SHARED = Path(__file__).parents[2] / "benchmarks" / "shared"
 ARM = f"""
 import sys, time
@@ -61,3 +66,43 @@ def test_an_arm_that_takes_too_long_is_given_up(together: ModuleType) -> None:
     assert "not done in time" in late.failed
     assert whole.report[0] == "whole"
     assert time.monotonic() - start < 30
+
+
+def test_an_arm_that_is_given_up_in_its_turn_computes_no_more_beside_the_next(
+    together: ModuleType, tmp_path: Path
+) -> None:
+    beats = tmp_path / "beats"
+    code = ARM.replace(
+        'print("noise"', f"while True: open({str(beats)!r}, 'a').write('.'); time.sleep(0.02)\nprint(\"noise\""
+    )
+    outcomes = together.run_together({"endless": [sys.executable, "-c", code, "a", "0"], "whole": arm("whole", 0)}, 3)
+    assert "not done in time" in next(outcomes).failed
+    until_then = beats.stat().st_size
+    assert until_then > 0
+    assert next(outcomes).report[0] == "whole"
+    assert beats.stat().st_size == until_then
+
+
+def test_an_arm_whose_turn_cannot_come_measures_nothing() -> None:
+    alone = subprocess.run(
+        arm("orphan", 0), stdin=subprocess.DEVNULL, capture_output=True, text=True, env={**os.environ, TURNS: "1"}
+    )
+    assert alone.returncode == 1
+    assert "report" not in alone.stdout
+
+
+def test_a_command_that_cannot_be_started_leaves_no_arm_behind(
+    together: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = {"whole": arm("whole", 0), "missing": [str(tmp_path / "no such program")]}
+    started: list[subprocess.Popen[str]] = []
+    popen = subprocess.Popen
+
+    def remember(*args: Any, **kwargs: Any) -> Any:
+        started.append(popen(*args, **kwargs))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", remember)
+    with pytest.raises(FileNotFoundError):
+        list(together.run_together(commands, 60))
+    assert [process.poll() for process in started] == [-signal.SIGKILL]
