@@ -28,19 +28,20 @@ def machine(tmp_path):
             (self.proc / "self").mkdir()
             (self.proc / "self" / "cgroup").write_text(lines)
 
-        def v2(self, limit, usage, inactive_file=0, group=""):
+        def v2(self, limit, usage, inactive_file=0, active_file=0, group=""):
             folder = self.cgroup / group
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "memory.max").write_text(f"{limit}\n")
             (folder / "memory.current").write_text(f"{usage}\n")
-            (folder / "memory.stat").write_text(f"anon 5\nfile 7\ninactive_file {inactive_file}\nactive_file 3\n")
+            (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\nactive_file {active_file}\n")
 
-        def v1(self, limit, usage, inactive_file=0, group=""):
+        def v1(self, limit, usage, inactive_file=0, active_file=0, group=""):
             folder = self.cgroup / "memory" / group
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
             (folder / "memory.usage_in_bytes").write_text(f"{usage}\n")
-            (folder / "memory.stat").write_text(f"inactive_file 1\ntotal_inactive_file {inactive_file}\n")
+            stat = f"inactive_file 1\ntotal_inactive_file {inactive_file}\ntotal_active_file {active_file}\n"
+            (folder / "memory.stat").write_text(stat)
 
         def read(self):
             return HostMemory.read(self.proc, self.cgroup)
@@ -59,8 +60,10 @@ def test_a_smaller_limit_counts(machine, version):
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_clean_page_cache_is_given_back(machine, version):
-    getattr(machine, version)(limit=8 * GIB, usage=7 * GIB, inactive_file=4 * GIB)
+@pytest.mark.parametrize("active_file", [0, GIB, 4 * GIB])
+def test_page_cache_is_given_back_once_or_often_read(machine, version, active_file):
+    cache = {"inactive_file": 4 * GIB - active_file, "active_file": active_file}
+    getattr(machine, version)(limit=8 * GIB, usage=7 * GIB, **cache)
     assert machine.read().available_bytes == 5 * GIB
 
 

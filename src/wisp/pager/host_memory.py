@@ -70,8 +70,13 @@ def _meminfo(path: Path, key: str) -> int:
 
 
 _CGROUP_VERSIONS = (
-    ("", "memory.max", "memory.current", "inactive_file"),
-    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    (
+        "memory",
+        "memory.limit_in_bytes",
+        "memory.usage_in_bytes",
+        ("total_inactive_file", "total_active_file"),
+    ),
 )
 """Controller (version 2 has one tree for all), and what version 2 and version 1 call limit, usage and page cache."""
 
@@ -79,14 +84,15 @@ _CGROUP_VERSIONS = (
 def _cgroup_available(proc: Path, cgroup: Path) -> int | None:
     """Bytes left under the tightest limit around this process; None where there is no limit."""
     left = []
-    for controller, limit_name, usage_name, cache_key in _CGROUP_VERSIONS:
+    for controller, limit_name, usage_name, cache_keys in _CGROUP_VERSIONS:
         for folder in _own_groups(proc, cgroup, controller):
             try:
                 limit = int((folder / limit_name).read_text())
                 usage = int((folder / usage_name).read_text())
                 stat = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-                # Clean page cache is given back under pressure, so it is not in use for this purpose.
-                left.append(limit - usage + int(stat.get(cache_key, 0)))
+                # Page cache is given back under pressure, so it is not in use for this purpose: not even active, as
+                # a checkpoint's is after its second load. What someone has page-locked of it counts as given back too.
+                left.append(limit - usage + sum(int(stat.get(key, 0)) for key in cache_keys))
             except (OSError, ValueError):  # there is no such group here, or its limit is "max"
                 continue
     return min(left, default=None)
