@@ -50,10 +50,14 @@ def _read(path: Path) -> None:
 
 
 def measured(arm: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """What one arm reports; ends the run if it fails, except for the stock one."""
+    """What one arm reports, or why there is no report."""
     command = [sys.executable, str(HERE / "arm.py"), "--arm", arm, "--folder", str(folder)]
     command += ["--slots", str(options.slots), "--prompt", str(options.prompt), "--steps", str(options.steps)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
+    except subprocess.TimeoutExpired as late:
+        until_then = (late.stderr or b"").decode(errors="replace")[-500:]
+        return {"failed": f"not done in {TIMEOUT_SECONDS} s; until then: {until_then}"}
     lines = [line for line in done.stdout.splitlines() if line.startswith(REPORT)]
     if done.returncode != 0 or not lines:
         print(f"{arm} ended with {done.returncode}:\n{done.stderr[-3000:]}", file=sys.stderr)
