@@ -76,7 +76,9 @@ def record_server(
         route = server_root(url) + RECORDINGS
         answer = answer_of(ask(client, "POST", route, option="recordable"))
         with as_known(route):
-            ticket: str = "" + answer["ticket"]
+            ticket = answer["ticket"]
+            if not isinstance(ticket, str):
+                raise TypeError(f"the ticket is {ticket!r}")
         start = time.monotonic()
         try:
             while not _is_enough(served, steps) and served.failure is None:

@@ -41,7 +41,7 @@ FORMATS = {
     "CompressedTensorsWNA16MoEMethod": ExpertFormat(
         "compressed-tensors packed integer",
         (MARLIN, WNA16),
-        shown=(MARLIN, WNA16),  # by Triton inside CUDA graphs and without zero points only
+        shown=(MARLIN, WNA16),  # by Triton without zero points only
         bits_at="num_bits",
     ),
     "AutoGPTQMoEMethod": ExpertFormat("GPTQ", (MARLIN,), shown=(MARLIN,), bits_at="quant_config.quant_type.size_bits"),
