@@ -18,6 +18,9 @@ from wisp.recording import Recording
 START_SECONDS = 400
 FLAGS = ("--enforce-eager", "--max-model-len", "256", "--max-num-seqs=4", "--num-gpu-blocks-override", "64")
 
+IN_THE_CORE = ("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor")
+"""The worker shares its process and its configuration with the engine's core, as it does on one GPU."""
+
 ANSWER_TOKENS = 140
 """Of a recorded answer: more than a block has, 128 as vLLM has it on a CPU."""
 
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.engine
 def command(checkpoint, tmp_path):
     """Starts `wisp WORDS...` in a session of its own; its processes and its files can be counted."""
     pytest.importorskip("vllm")
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "TMPDIR": str(tmp_path)}
+    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "TMPDIR": str(tmp_path), "VLLM_SERVER_DEV_MODE": "1"}
     running = []
 
     def start(*words):
@@ -76,7 +79,8 @@ def free_port():
 
 
 @pytest.mark.timeout(900)
-def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, tmp_path):
+@pytest.mark.parametrize("worker", [(), IN_THE_CORE], ids=["worker apart", "worker in the core"])
+def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, tmp_path, worker):
     from openai import OpenAI
 
     model, port = checkpoint(), free_port()
@@ -85,6 +89,7 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, 
     process = command(
         *("serve", str(model), "--expert-slots", "6", "--policy=lfru", "--host", "127.0.0.1", "--port", str(port)),
         *("--served-model-name", "tiny", "--recordable", "--measure", "--additional-config", user_config, *FLAGS),
+        *("--worker-extension-cls", "wisp.engines.vllm.integrity.IntegrityExtension", *worker),
     )
     wait_until_ready(url, process, tmp_path / "log")
     with OpenAI(base_url=f"{url}/v1", api_key="none") as client:
@@ -111,6 +116,7 @@ def test_a_server_answers_counts_and_leaves_nothing_behind(command, checkpoint, 
 
     check_recording(url, told)
     check_curves(url)
+    check_slots(url)
     counters = tmp_path / f"wisp-{os.getuid()}"
     assert len(list(counters.glob("*.counters"))) == 1
     process.send_signal(signal.SIGINT)
@@ -136,6 +142,13 @@ def check_curves(url):
     shown = stats(url, "--curves")
     assert "3 layers together" in shown
     assert "by KV blocks of" in shown
+
+
+def check_slots(url):
+    """The worker finds its layers, and every slot holds its expert."""
+    answer = httpx.post(f"{url}/collective_rpc", json={"method": "wisp_check_integrity"}, timeout=60)
+    (found,) = answer.json()["results"]
+    assert (found["layers"], found["residents"], found["wrong"]) == (3, 3 * 6, 0)
 
 
 def check_recording(url, before):
