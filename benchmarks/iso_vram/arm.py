@@ -34,13 +34,23 @@ FIXED_GIB = 3.1 + 1.9
 """Weights that are not experts, and what CUDA, workspaces and graphs take."""
 STREAMS = 8
 WARM_STEPS, MEASURED_STEPS = 64, 128
-OFFLOAD_WARM_STEPS, OFFLOAD_MEASURED_STEPS = 4, 48
-"""Stock vLLM's offloading remembers nothing from step to step, so that it needs no more."""
+WARM_AND_MEASURED_STEPS = {"vllm-uva": (4, 48), "vllm-prefetch": (2, 12)}
+"""Stock vLLM's offloading remembers nothing from step to step, so that it needs no more; and prefetching copies the
+same bytes in every step."""
 
 
 def expert_gib(options: argparse.Namespace) -> float:
     """What the budget leaves for experts."""
     return options.budget_gib - FIXED_GIB - options.kv_tokens * KV_BYTES_PER_TOKEN / GIB
+
+
+def prefetch_groups(room: float) -> tuple[int, int]:
+    """Layers of a group, and how many of them stay in host memory: as few as the room in GiB allows, spread evenly."""
+    buffer = 1
+    offloaded = LAYERS - int(room / (SLOT_GIB * EXPERTS / LAYERS)) + buffer
+    divisors = [size for size in range(1, LAYERS + 1) if LAYERS % size == 0]
+    choices = [(size, -(-offloaded * size // LAYERS)) for size in divisors]
+    return min(choices, key=lambda choice: (choice[1] / choice[0], choice[0]))
 
 
 def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
@@ -67,9 +77,8 @@ def engine_args(options: argparse.Namespace) -> tuple[EngineArgs, int]:
         args.cpu_offload_gb = max(0.0, LAYERS * EXPERTS * EXPERT_BYTES / GIB - room)
         args.cpu_offload_params = {"experts"}
     elif options.arm == "vllm-prefetch":
-        groups = round(LAYERS * (1 - room / (SLOT_GIB * EXPERTS)))
-        args.offload_group_size, args.offload_num_in_group = LAYERS // max(1, groups) or 1, 1
-        args.offload_prefetch_step = 1
+        args.offload_group_size, args.offload_num_in_group = prefetch_groups(room)
+        args.offload_params, args.offload_prefetch_step = {"experts"}, 1
     return args, EXPERTS if options.arm == "vllm-resident" else slots
 
 
@@ -124,9 +133,7 @@ def main() -> None:
 
 def measure(engine: LLMEngine, options: argparse.Namespace, resident: int) -> dict[str, object]:
     """What one budget gives."""
-    warm_steps, measured_steps = WARM_STEPS, MEASURED_STEPS
-    if options.arm in ("vllm-uva", "vllm-prefetch"):
-        warm_steps, measured_steps = OFFLOAD_WARM_STEPS, OFFLOAD_MEASURED_STEPS
+    warm_steps, measured_steps = WARM_AND_MEASURED_STEPS.get(options.arm, (WARM_STEPS, MEASURED_STEPS))
     steps, ttft = {}, {}
     for batch in map(int, options.batches.split(",")):
         steps[batch] = decode(engine, batch, warm_steps=warm_steps, measured_steps=measured_steps)
