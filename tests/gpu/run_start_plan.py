@@ -13,6 +13,8 @@ from typing import Any
 import torch
 
 BUDGET_BYTES = 2 << 30
+KV_BYTES = 256 << 20
+"""Of the stock engine, so that it does not measure how much is free; the number of blocks is given."""
 PROMPTS = ([11, 45, 97, 23, 9] * 60, [7, 8, 9], list(range(5, 90)), [300, 301] * 8)
 
 
@@ -44,6 +46,7 @@ def run(model: str, blocks: int | None) -> dict[str, Any]:
     start_plan.logger.info = lambda text, *values: told.append(text % values)
     free_before, _ = torch.cuda.mem_get_info()
     settings = {"additional_config": {"wisp": {"gpu_memory": f"{BUDGET_BYTES >> 20}MiB", "conversations": 400}}}
+    stock = {"num_gpu_blocks_override": blocks, "kv_cache_memory_bytes": KV_BYTES, "gpu_memory_utilization": 0.2}
     llm = LLM(
         model=model,
         max_model_len=1024,
@@ -52,7 +55,7 @@ def run(model: str, blocks: int | None) -> dict[str, Any]:
         enable_prefix_caching=False,
         skip_tokenizer_init=True,
         seed=0,
-        **(settings if blocks is None else {"num_gpu_blocks_override": blocks, "gpu_memory_utilization": 0.2}),
+        **(settings if blocks is None else stock),
     )
     core = llm.llm_engine.engine_core.engine_core
     result = {"answers": answers_of(llm), "kv_blocks": core.scheduler.kv_cache_config.num_blocks, "told": told}
