@@ -22,9 +22,9 @@ from together import Outcome, run_together
 
 HERE = Path(__file__).parent
 GROUPS = (
-    "vllm-resident:67+wisp:23,32,44",
+    "vllm-resident:67+wisp:67",
+    "wisp:23,32,44",
     "vllm-uva:23+vllm-uva:32+vllm-uva:44",
-    "wisp:67",
     *(f"vllm-prefetch:{budget}" for budget in (32, 23, 44)),
 )
 """At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized.
