@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def soak(script: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    module = script("soak/run.py")
+    module = script("soak/load.py")
 
     class Clients:
         def __init__(self, *_: object) -> None: ...
