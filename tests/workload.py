@@ -27,7 +27,8 @@ def make_phases() -> list[dict[str, Any]]:
 
 def make_request(model: Path, wisp: dict[str, Any] | None = None, **args: Any) -> dict[str, Any]:
     """An engine with this `wisp` configuration (None: stock vLLM), to run all of `make_phases`."""
-    return {"model": str(model), "wisp": wisp, "args": {"block_size": BLOCK, **args}, "phases": make_phases()}
+    args = {"block_size": BLOCK, **args}
+    return {"model": str(model), "wisp": wisp, "args": args, "phases": make_phases(), "calls": []}
 
 
 def make_crowded_request(model: Path, wisp: dict[str, Any] | None = None) -> dict[str, Any]:

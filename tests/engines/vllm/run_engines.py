@@ -3,7 +3,8 @@
     python run_engines.py REQUESTS.json REPLIES.json
 
 A request: {"model", "wisp": settings or null, "args": of `vllm.LLM`, "phases": [{"prompts": [ids, ...], "sampling":
-of `SamplingParams`}, ...]}. Each phase is one `generate`, so that a later one can hit the prefixes of an earlier one.
+of `SamplingParams`}, ...], "calls": methods of the worker, or none}. Each phase is one `generate`, so that a later one
+can hit the prefixes of an earlier one. After each call the first phase is run again.
 A reply: {"error": [type, text]} of an engine that did not start, or what `_run` returns.
 """
 
@@ -13,6 +14,8 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and, unless TP > 1, the model live in this process
 if not os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1"):
@@ -62,8 +65,6 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
-    from vllm import SamplingParams
-
     from wisp.engines.vllm.counters.counter_files import of_engine
 
     core = llm.llm_engine.engine_core.engine_core
@@ -73,22 +74,10 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
     schedule, drafted = _record_schedule(core.scheduler)
     layers = _layers(core)
     plans = {layer.layer_name: _record_plans(layer) for layer in layers if hasattr(layer, "pager")}
-    phases = []
-    for phase in request["phases"]:
-        sampling = SamplingParams(**{**SAMPLING, **phase["sampling"]})
-        prompts = [{"prompt_token_ids": ids} for ids in phase["prompts"]]
-        phases.append(
-            [
-                {
-                    "tokens": list(output.outputs[0].token_ids),
-                    "logprobs": [_exact(position) for position in output.outputs[0].logprobs],
-                    "cached": output.num_cached_tokens,
-                }
-                for output in llm.generate(prompts, sampling, use_tqdm=False)
-            ]
-        )
+    phases = [_generate(llm, phase) for phase in request["phases"]]
     return {
         "phases": phases,
+        "calls": {name: [_error_of(llm, name), _generate(llm, request["phases"][0])] for name in request["calls"]},
         "schedule": schedule,
         "plans": plans,
         "layers": [_state(layer) for layer in layers],
@@ -99,6 +88,31 @@ def _run(llm: Any, request: dict[str, Any]) -> dict[str, Any]:
         "draft_layers": [_state(layer) for layer in _draft_layers(core)],
         "draft_counters": _counters(of_engine(instance, draft=True)) if request["wisp"] else [],
     }
+
+
+def _generate(llm: Any, phase: dict[str, Any]) -> list[dict[str, Any]]:
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(**{**SAMPLING, **phase["sampling"]})
+    prompts = [{"prompt_token_ids": ids} for ids in phase["prompts"]]
+    return [
+        {
+            "tokens": list(output.outputs[0].token_ids),
+            "logprobs": [_exact(position) for position in output.outputs[0].logprobs],
+            "cached": output.num_cached_tokens,
+            "routed": None if (routed := output.outputs[0].routed_experts) is None else np.asarray(routed).tolist(),
+        }
+        for output in llm.generate(prompts, sampling, use_tqdm=False)
+    ]
+
+
+def _error_of(llm: Any, method: str) -> list[str] | None:
+    """What a call of the worker's method raises, without arguments."""
+    try:
+        llm.collective_rpc(method)
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+    return None
 
 
 def _make_room_for_what_comes_from_the_stage_before(worker: Any) -> None:

@@ -93,6 +93,25 @@ def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):
         make_config(moe, additional_config={"wisp": {"gpu_memory": "1GiB"}}, pipeline_parallel_size=2)
 
 
+def test_a_kv_size_of_an_earlier_start_is_refused_where_a_budget_is_divided(moe, monkeypatch):
+    settings = {"additional_config": {"wisp": {"gpu_memory": "1MiB"}}}
+    make_config(moe, **settings)
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    with pytest.raises(ConfigError, match="VLLM_ENABLE_STARTUP_PLAN takes the KV's size from an earlier start"):
+        make_config(moe, **settings)
+
+
+def test_with_slots_that_are_given_such_a_size_is_kept_by_them(moe, monkeypatch):
+    from vllm.v1.worker.startup_plan import compute_plan_fingerprint
+
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    kept = [
+        compute_plan_fingerprint(make_config(moe, additional_config={"wisp": {"expert_slots": slots}}), 0, 1)
+        for slots in (5, 5, 6)
+    ]
+    assert kept[0] == kept[1] != kept[2]
+
+
 def test_a_model_without_experts_stops_the_start(checkpoint):
     dense = checkpoint("dense")
     make_config(dense)
@@ -109,6 +128,7 @@ def test_a_model_without_experts_stops_the_start(checkpoint):
         ({"enable_expert_parallel": True, "tensor_parallel_size": 2}, "CPU kernels do not know which experts a rank"),
         ({"data_parallel_size": 2}, "--data-parallel-size above 1 .* start one engine for each replica instead"),
         ({"enable_lora": True}, "--enable-lora does not work with paging yet"),
+        ({"weight_transfer_config": {"backend": "ipc"}}, "--weight-transfer-config does not work with paging yet"),
         (
             {"speculative_config": {"method": "ngram_gpu", "num_speculative_tokens": 2, "prompt_lookup_max": 3}},
             "speculative decoding by ngram_gpu was not tried with paging; use one of ngram, mtp",
@@ -132,6 +152,8 @@ def test_a_feature_that_cannot_be_paged_stops_the_start(moe, args, message):
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size above 1 does not"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo does not work"),
         ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode does not work"),
+        ("model_config", "enable_cumem_allocator", True, "--enable-cumem-allocator does not work"),
+        ("parallel_config", "enable_fault_tolerance", True, "--enable-fault-tolerance does not work"),
         ("model_config", "quantization", "torchao", "torchao experts cannot be paged yet; serve a bf16"),
         ("model_config", "dtype", torch.float32, "float32 experts cannot be paged"),
     ],
@@ -257,12 +279,15 @@ def test_what_is_said_to_be_shown_has_rows_in_the_record(name, kernel, checkpoin
     assert verdicts == {"identical"}
 
 
-def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():
+def test_the_methods_and_kernels_that_are_fed_exist_in_this_version(monkeypatch):
     import importlib
     import pkgutil
+    import sys
 
     from vllm.model_executor.layers import fused_moe, quantization
 
+    if "vllm._C" not in sys.modules:  # where the build for older processors is loaded, this one ends the process
+        monkeypatch.setitem(sys.modules, "vllm._C", None)
     found = set()
     for package in (quantization, fused_moe):
         for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):

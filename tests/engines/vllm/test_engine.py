@@ -1,8 +1,9 @@
 """What a paged engine is made of, what it counts, what it refuses, and how several of them get along."""
 
 import pytest
-from workload import EAGER, POLICIES, SLOTS, make_request
+from workload import EAGER, POLICIES, SLOTS, make_phases, make_request
 
+from wisp.engines.vllm.patches.whole_weights import METHODS
 from wisp.simulate import simulate
 from wisp.trace import RoutingTrace
 
@@ -101,6 +102,13 @@ def test_a_step_that_fits_is_one_wave(qwen):
         assert len(plans) == len([step for step in qwen["16"]["schedule"] if step])
 
 
+MINICPM = {
+    "architectures": ["MiniCPMForCausalLM"],
+    **{"scale_emb": 1, "scale_depth": 1.0, "dim_model_base": 64, "hidden_act": "silu"},
+}
+"""One that computes its experts with a kernel of vLLM, but not in vLLM's layer."""
+
+
 @pytest.fixture(scope="module")
 def refused(engines, checkpoint):
     moe = checkpoint("qwen3_moe")
@@ -110,6 +118,8 @@ def refused(engines, checkpoint):
             "host memory": make_request(moe, {**wisp, "host_memory": "1GiB"}),
             "dense": make_request(checkpoint("dense"), wisp),
             "below top-k": make_request(moe, {"expert_slots": 3}),
+            "past the layer": make_request(moe, wisp, load_format="dummy", hf_overrides=MINICPM),
+            "called": {**make_request(moe, wisp), "calls": [*METHODS], "phases": make_phases()[:1]},
         },
         **EAGER,
     )
@@ -121,12 +131,22 @@ def refused(engines, checkpoint):
         ("host memory", "HostMemoryError", "needs 756KiB of host memory, but host_memory in the wisp configuration"),
         ("dense", "UnsupportedError", "has no routed experts"),
         ("below top-k", "ConfigError", "set expert_slots to 4 or more"),
+        ("past the layer", "UnsupportedError", "MiniCPMForCausalLM computes them past its layer of routed experts"),
     ],
 )
 def test_what_cannot_be_paged_does_not_start(refused, name, kind, message):
     error, text = refused[name]["error"]
     assert error == kind
     assert message in text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_takes_parameters_for_all_weights_is_refused_and_harms_nothing(refused, method):
+    error, after = refused["called"]["calls"][method]
+    assert error == ["UnsupportedError", f"{method} does not work with paging yet: it {METHODS[method]}"]
+    answers = refused["called"]["phases"][0]
+    assert [each["tokens"] for each in after] == [each["tokens"] for each in answers]
+    assert [each["logprobs"] for each in after] == [each["logprobs"] for each in answers]
 
 
 @pytest.fixture(scope="module")

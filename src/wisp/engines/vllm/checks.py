@@ -129,6 +129,9 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
         "--enable-lora": vllm_config.lora_config is not None,
         "--enable-sleep-mode": model.enable_sleep_mode,
+        "--enable-cumem-allocator": model.enable_cumem_allocator,  # after sleep mode, which sets it
+        "--enable-fault-tolerance": parallel.enable_fault_tolerance,
+        "--weight-transfer-config": vllm_config.weight_transfer_config is not None,
         "--kv-sharing-fast-prefill": vllm_config.cache_config.kv_sharing_fast_prefill,
     }
     for flag, is_on in features.items():

@@ -9,11 +9,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
+from wisp.engines.vllm import failure
 from wisp.engines.vllm.host_room import HostRoom
 from wisp.engines.vllm.paging import WorkerPaging
-from wisp.engines.vllm.patches import available_memory, warm_up
+from wisp.engines.vllm.patches import available_memory, loaded_model, warm_up, whole_weights
+from wisp.engines.vllm.ranks import any_rank
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.start_plan import kv_bytes_at_start
+from wisp.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,11 +56,35 @@ def _add(vllm_config: "VllmConfig", settings: WispSettings) -> WorkerPaging:
     worker = _workers[_key(vllm_config)] = WorkerPaging(settings, vllm_config, room)
     warm_up.install(_forget_warm_up)
     available_memory.install(_available_memory)
+    whole_weights.install(lambda vllm_worker: of_engine(vllm_worker.vllm_config) is not None)
     return worker
 
 
 def _key(vllm_config: "VllmConfig") -> int:
     return id(vllm_config.compilation_config.static_forward_context)
+
+
+def prepare(vllm_config: "VllmConfig") -> None:
+    """Get a worker's process ready for its device and its model, if its engine is to be paged."""
+    if WispSettings.of(vllm_config) is not None:
+        loaded_model.install(_check_loaded)
+
+
+@failure.handed_over()
+def _check_loaded(vllm_worker: Any) -> None:
+    """Raise `UnsupportedError` if paging was asked for and no layer of the model, which is loaded, is paged."""
+    config = vllm_worker.vllm_config
+    if WispSettings.of(config) is None:
+        return
+    is_paged = of_engine(config) is not None
+    if config.parallel_config.pipeline_parallel_size > 1:  # a stage may have no experts
+        is_paged = any_rank(is_paged)
+    if not is_paged:
+        model = config.model_config
+        raise UnsupportedError(
+            f"{model.model} has {model.get_num_experts()} experts a layer, but vLLM's {model.architecture} computes "
+            f"them past its layer of routed experts, so that nothing was paged; serve it without wisp"
+        )
 
 
 def publish_all(_worker: object = None) -> None:
