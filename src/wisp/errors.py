@@ -3,7 +3,7 @@
 WispError
 ├── ConfigError               a setting has no meaning, or not together with another
 │   ├── UnknownPolicyError    no replacement policy has this name
-│   ├── DeviceMemoryError     the device has no room for so many slots
+│   ├── DeviceMemoryError     the device has no room for so much
 │   └── AdmissionFloorError   a budget holds not even the fewest slots and KV blocks that serve
 ├── UnsupportedError          this engine, version, model, kernel or feature cannot be paged (yet)
 ├── WorkingSetTooLargeError   one wave needs more experts than there are slots
@@ -50,12 +50,12 @@ class AdmissionFloorError(ConfigError):
 
 
 class DeviceMemoryError(ConfigError):
-    """The device has no room for so many slots."""
+    """The device has no room for so many slots, or for a budget."""
 
-    def __init__(self, need_bytes: int, free_bytes: int, what: str) -> None:
+    def __init__(self, need_bytes: int, free_bytes: int, what: str, *, remedy: str = "lower expert_slots") -> None:
         super().__init__(
             f"{what} takes {need_bytes / 2**30:.2f} GiB of device memory, but {free_bytes / 2**30:.2f} GiB are free; "
-            f"lower expert_slots"
+            f"{remedy}"
         )
         self.need_bytes, self.free_bytes = need_bytes, free_bytes
 

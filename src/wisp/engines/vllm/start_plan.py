@@ -11,8 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from wisp.allocator import Budget, ModelShape, Plan, Question, Workload, make_plan, model_shape, read_model_shape
 from wisp.allocator.calibration import STATED, Calibration
 from wisp.allocator.calibration_files import find, installed_versions
@@ -22,6 +20,8 @@ from wisp.allocator.kv_choice import chosen_kv
 from wisp.allocator.kv_layout import KvLayout
 from wisp.allocator.machine import cpu_name
 from wisp.engines.vllm import failure
+from wisp.engines.vllm.ranks import least_of_all_ranks
+from wisp.engines.vllm.start_room import CUDA_CONTEXT_BYTES
 from wisp.errors import ConfigError, UnsupportedError
 from wisp.pager.address_range import CHUNK_BYTES
 from wisp.pager.host_memory import HostMemory
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
 
     from wisp.engines.vllm.paging import WorkerPaging
     from wisp.engines.vllm.settings import WispSettings
-
-CUDA_CONTEXT_BYTES = 512 << 20
-"""Stated, not measured: CUDA's own context, which is there before vLLM takes its first look at the device."""
 
 logger = logging.getLogger("vllm.wisp")
 
@@ -84,7 +81,6 @@ def kv_bytes_at_start(vllm_worker: Any, paging: "WorkerPaging", measure: Callabl
 
 def _measured(vllm_worker: Any, paging: "WorkerPaging", total_bytes: int, measure: Callable[[], int]) -> dict[str, int]:
     """What this engine takes on its GPU beside slots and KV, by kind; the same on every rank."""
-    vllm_worker.requested_memory = total_bytes - CUDA_CONTEXT_BYTES
     kv_bytes = measure()
     if vllm_worker.cache_config.kv_cache_memory_bytes is not None:
         raise ConfigError(
@@ -93,7 +89,7 @@ def _measured(vllm_worker: Any, paging: "WorkerPaging", total_bytes: int, measur
         )
     slot_bytes = paging.slots * _slot_bytes(paging)
     in_graph = paging.in_graph is not None
-    pageable_bytes = _least_of_all_ranks(kv_bytes + slot_bytes - rounded_regions(paging) * CHUNK_BYTES)
+    pageable_bytes = least_of_all_ranks(kv_bytes + slot_bytes - rounded_regions(paging) * CHUNK_BYTES)
     weights = int(vllm_worker.model_runner.model_memory_usage)  # by PyTorch, which does not see mapped memory
     parts = {
         "weights beside experts": weights if in_graph else weights - slot_bytes,
@@ -196,17 +192,6 @@ def rounded_regions(paging: "WorkerPaging") -> int:
         return 0
     arena = paging.in_graph.arena
     return len(arena.tensors) if arena.planar else 1
-
-
-def _least_of_all_ranks(count: int) -> int:
-    from vllm.distributed.parallel_state import get_world_group
-
-    group = get_world_group()
-    if group.world_size == 1:
-        return count
-    least = torch.tensor([count], dtype=torch.int64)
-    torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)
-    return int(least.item())
 
 
 def _where_bytes_go(budget: Budget, layout: KvLayout, slots: int, blocks: int) -> str:

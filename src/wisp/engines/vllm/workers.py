@@ -12,10 +12,11 @@ from weakref import WeakValueDictionary
 from wisp.engines.vllm import failure
 from wisp.engines.vllm.host_room import HostRoom
 from wisp.engines.vllm.paging import WorkerPaging
-from wisp.engines.vllm.patches import available_memory, loaded_model, warm_up, whole_weights
+from wisp.engines.vllm.patches import available_memory, loaded_model, requested_memory, warm_up, whole_weights
 from wisp.engines.vllm.ranks import any_rank
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.start_plan import kv_bytes_at_start
+from wisp.engines.vllm.start_room import requested_bytes
 from wisp.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def _key(vllm_config: "VllmConfig") -> int:
 def prepare(vllm_config: "VllmConfig") -> None:
     """Get a worker's process ready for its device and its model, if its engine is to be paged."""
     if WispSettings.of(vllm_config) is not None:
+        requested_memory.install(requested_bytes)
         loaded_model.install(_check_loaded)
 
 
