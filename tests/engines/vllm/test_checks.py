@@ -93,23 +93,21 @@ def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):
         make_config(moe, additional_config={"wisp": {"gpu_memory": "1GiB"}}, pipeline_parallel_size=2)
 
 
-def test_a_kv_size_of_an_earlier_start_is_refused_where_a_budget_is_divided(moe, monkeypatch):
-    settings = {"additional_config": {"wisp": {"gpu_memory": "1MiB"}}}
-    make_config(moe, **settings)
-    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
-    with pytest.raises(ConfigError, match="VLLM_ENABLE_STARTUP_PLAN takes the KV's size from an earlier start"):
-        make_config(moe, **settings)
-
-
-def test_with_slots_that_are_given_such_a_size_is_kept_by_them(moe, monkeypatch):
+def test_a_kv_size_of_an_earlier_start_which_had_other_slots_is_refused(moe, monkeypatch):
     from vllm.v1.worker.startup_plan import compute_plan_fingerprint
 
-    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
-    kept = [
+    kept = {
         compute_plan_fingerprint(make_config(moe, additional_config={"wisp": {"expert_slots": slots}}), 0, 1)
-        for slots in (5, 5, 6)
-    ]
-    assert kept[0] == kept[1] != kept[2]
+        for slots in (5, 6)
+    }
+    assert len(kept) == 1, "otherwise there would be nothing to refuse"
+    monkeypatch.setenv("VLLM_ENABLE_STARTUP_PLAN", "1")
+    make_config(moe)
+    for settings in ({"expert_slots": 5}, {"gpu_memory": "1MiB"}):
+        with pytest.raises(
+            UnsupportedError, match="VLLM_ENABLE_STARTUP_PLAN takes the KV's size from an earlier start"
+        ):
+            make_config(moe, additional_config={"wisp": settings})
 
 
 def test_a_model_without_experts_stops_the_start(checkpoint):

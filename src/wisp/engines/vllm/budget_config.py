@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
-START_VARIABLE = "VLLM_ENABLE_STARTUP_PLAN"
 
 
 def go_by_budget(engine_args: Any, vllm_config: "VllmConfig", settings: WispSettings) -> None:
@@ -62,14 +61,7 @@ def go_by_budget(engine_args: Any, vllm_config: "VllmConfig", settings: WispSett
 
 
 def _refuse_contradictions(engine_args: Any) -> None:
-    """What sizes the KV by itself; vLLM has no way to tell the default of a flag from the same value given."""
-    import vllm.envs
-
-    if vllm.envs.VLLM_ENABLE_STARTUP_PLAN:
-        raise ConfigError(
-            f"{START_VARIABLE} takes the KV's size from an earlier start and measures nothing, but gpu_memory is "
-            f"divided by what is measured; unset that variable, or leave gpu_memory out"
-        )
+    """Flags that size the KV by themselves; vLLM has no way to tell a default from the same value given."""
     default = type(engine_args).gpu_memory_utilization
     given = {
         "--kv-cache-memory-bytes": engine_args.kv_cache_memory_bytes is not None,

@@ -104,6 +104,8 @@ def _check_files(vllm_config: "VllmConfig") -> None:
 
 
 def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
+    from vllm import envs
+
     model, parallel, offload = (
         vllm_config.model_config,
         vllm_config.parallel_config,
@@ -137,6 +139,11 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
     for flag, is_on in features.items():
         if is_on:
             yield f"{flag} does not work with paging yet; leave it out"
+    if envs.VLLM_ENABLE_STARTUP_PLAN:  # kept under the compiler's hash, which leaves our settings out
+        yield (
+            "VLLM_ENABLE_STARTUP_PLAN takes the KV's size from an earlier start, whatever its slots were; unset it, or "
+            "give the size with --kv-cache-memory-bytes"
+        )
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in SPECULATIVE_METHODS:
         yield (
