@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +14,78 @@ import pytest
 from workload import EAGER, POLICIES, SLOTS, make_crowded_request, make_request
 
 HERE = Path(__file__).parent
+ENGINE_SCRIPTS = ("run_engines.py", "run_two_engines.py", "test_integrity.py")
+"""Those that start engines; the others run vLLM's kernels for a GPU on stand-ins."""
 
 Engines = Callable[..., dict[str, Any]]
 
 
+class Forks:
+    """Scripts that share an environment and what they import; see forks.py."""
+
+    def __init__(self, modules: str, environment: dict[str, str], log: Path) -> None:
+        self._log = log
+        with log.open("w") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, str(HERE / "forks.py"), modules],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env={"VLLM_LOGGING_LEVEL": "WARNING", **os.environ, **environment},
+                start_new_session=True,
+            )
+
+    def run(self, **request: Any) -> int:
+        """How the script has ended."""
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            answer = self._process.stdout.readline()
+        except BaseException:  # such as a time limit: no answer may be left for the next
+            self.end()
+            raise
+        if not answer:
+            pytest.fail(f"what scripts are forked from has ended:\n{self._log.read_text()[-4000:]}")
+        return int(answer)
+
+    def end(self) -> None:
+        """With whatever a script has left running."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether another script can be run."""
+        return self._process.poll() is None
+
+
 @pytest.fixture(scope="session")
-def run_script(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """`run_script(script, *arguments, **environment)`: what the script writes to the file that is its last argument."""
+    forks: dict[str, Forks] = {}
 
     def run_script(script: str, *arguments: object, **environment: str) -> Any:
         folder = tmp_path_factory.mktemp("run")
         result, log = folder / "result.json", folder / "log"
-        with log.open("w") as output:
-            finished = subprocess.run(
-                [sys.executable, str(HERE / script), *map(str, arguments), str(result)],
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-                check=False,
-            )
-        if finished.returncode != 0:
-            pytest.fail(f"{script} ended with {finished.returncode}:\n{log.read_text()[-4000:]}")
+        modules = "vllm.entrypoints.llm" if script in ENGINE_SCRIPTS else "stand_ins"
+        at_import = {name: value for name, value in environment.items() if not name.startswith("VLLM_")}
+        key = json.dumps([modules, at_import])
+        if key not in forks or not forks[key].is_running:
+            forks[key] = Forks(modules, at_import, folder / "imports")
+        ended = forks[key].run(
+            script=str(HERE / script),
+            arguments=[*map(str, arguments), str(result)],
+            environment=environment,
+            log=str(log),
+        )
+        if ended != 0:
+            pytest.fail(f"{script} ended with {ended}:\n{log.read_text()[-4000:]}")
         return json.loads(result.read_text())
 
-    return run_script
+    yield run_script
+    for each in forks.values():
+        each.end()
 
 
 @pytest.fixture(scope="session")
