@@ -67,6 +67,13 @@ def test_a_line_that_is_none_of_a_trace_is_named(tmp_path, text, told):
         read_plain_trace(tmp_path / "a", 8)
 
 
+@pytest.mark.parametrize("expert", [4096, 99_999_999_999])
+def test_an_id_beyond_all_models_is_named_though_no_count_is_given(tmp_path, expert):
+    (tmp_path / "a.csv").write_text(f"step,layer,experts\n0,0,7 {expert}\n")
+    with pytest.raises(TraceError, match=f"line 2: there is no expert {expert}: a layer has 0 to 4095 at most"):
+        read_plain_trace(tmp_path / "a.csv")
+
+
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "a").write_bytes(b"\x93NUMPY\xff\xfe")
     with pytest.raises(TraceError, match="is not text"):

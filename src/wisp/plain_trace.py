@@ -20,6 +20,9 @@ import numpy as np
 from wisp.errors import TraceError
 from wisp.trace import RoutingTrace
 
+MOST_EXPERTS = 4096
+"""Of a layer: more than any published model has. A higher id is that of something else, and would take all memory."""
+
 _COLUMNS = ("step", "layer", "experts")
 
 
@@ -28,7 +31,8 @@ def read_plain_trace(path: str | Path, num_experts: int | None = None) -> Routin
 
     Args:
         path: the file, in UTF-8.
-        num_experts: experts of each layer; if left out, one more than the highest id in the file.
+        num_experts: experts of each layer; if left out, one more than the highest id in the file, which has to be
+            below `MOST_EXPERTS`.
 
     Raises:
         TraceError: the file cannot be read, or a line (named by its number) is not one of a trace.
@@ -48,7 +52,7 @@ def read_plain_trace(path: str | Path, num_experts: int | None = None) -> Routin
         except (KeyError, TypeError, ValueError) as error:
             raise TraceError(f"{path}, line {number}: {_why(error)}; a line has step, layer and experts") from error
         for expert in ids:
-            if expert < 0 or (num_experts is not None and expert >= num_experts):
+            if not 0 <= expert < (num_experts or MOST_EXPERTS):
                 raise TraceError(f"{path}, line {number}: there is no expert {expert}{_range(num_experts)}")
         places.append((step, layer))
         experts.append(ids)
@@ -104,4 +108,4 @@ def _why(error: Exception) -> str:
 
 
 def _range(num_experts: int | None) -> str:
-    return "" if num_experts is None else f": a layer has 0 to {num_experts - 1}"
+    return f": a layer has 0 to {(num_experts or MOST_EXPERTS) - 1}{'' if num_experts else ' at most'}"

@@ -5,12 +5,15 @@ from typing import Annotated
 
 import typer
 
+from wisp.plain_trace import MOST_EXPERTS
+
 
 def import_trace(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="CSV or JSON lines of step, layer and experts.")],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="TRACE.npz", help="The trace to write.")],
     experts: Annotated[
-        int | None, typer.Option(help="Experts of each layer; the highest id and one, if left out.", min=1)
+        int | None,
+        typer.Option(help="Experts of each layer; the highest id and one, if left out.", min=1, max=MOST_EXPERTS),
     ] = None,
 ) -> None:
     """Turn CSV or JSON lines into a trace for `wisp curve` and `wisp simulate`.
