@@ -43,7 +43,8 @@ class Workload:
         Conversations, if not given, are those that run; the chunk is as long as a sequence, from 2048 to 8192.
 
         Raises:
-            ConfigError: a number below 1, more than `MOST_SEQUENCES`, or fewer conversations than sequences.
+            ConfigError: a number below 1, more than `MOST_SEQUENCES`, or fewer conversations or tokens of a step than
+                sequences.
         """
         conversations = sequences if conversations is None else conversations
         chunk = min(max(context, SMALLEST_CHUNK), LARGEST_CHUNK) if chunk is None else chunk
@@ -53,6 +54,11 @@ class Workload:
                 raise ConfigError(f"--{name} must be 1 or more, not {number}")
         if sequences > MOST_SEQUENCES:
             raise ConfigError(f"--max-num-seqs is {sequences}; wisp plan reckons with {MOST_SEQUENCES} at most")
+        if chunk < sequences:
+            raise ConfigError(
+                f"--max-num-batched-tokens is {chunk} but {sequences} sequences decode a token each in a step; set it "
+                f"to {sequences} or more"
+            )
         if conversations < sequences:
             raise ConfigError(
                 f"--conversations is {conversations} but {sequences} run at once; set it to {sequences} or more"
