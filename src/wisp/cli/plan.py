@@ -90,7 +90,8 @@ def _warnings(question: "Question", recording: "Recording | None", *, is_stated:
     from wisp.allocator.calibration_files import installed_versions
 
     shape = question.shape
-    doubts = [] if is_stated else question.calibration.warnings(gpu_name(), str(shape), installed_versions())
+    machine = gpu_name() or cpu_name()
+    doubts = [] if is_stated else question.calibration.warnings(machine, str(shape), installed_versions())
     has = gpu_bytes()
     if has is not None and question.total_bytes > has:
         wanted = format_bytes(question.total_bytes)
