@@ -50,6 +50,7 @@ def as_dict(answer: Plan, line: str, warnings: list[str]) -> dict[str, Any]:
         "floor": {"expert_slots": answer.budget.least_slots, "kv_blocks": answer.budget.floor_blocks},
         "workload": asdict(answer.kv.workload),
         "routing": answer.demand.source,
+        "streams": answer.demand.streams,
         "kv_reuse": answer.kv.source,
         "costs": asdict(rates),
         "warnings": warnings,
@@ -127,9 +128,9 @@ def _baseline(name: str, row: Row) -> str:
 
 
 def _table(answer: Plan) -> Any:
-    sequences = answer.question.workload.sequences
+    streams = f"{answer.demand.streams:.3g}"
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=CAPTION)
-    headings = ("slots", "KV tokens", "seqs", "hits", "tok/s 1", f"tok/s {sequences}", "TTFT", "lost", "s/s", "")
+    headings = ("slots", "KV tokens", "seqs", "hits", "tok/s 1", f"tok/s {streams}", "TTFT", "lost", "s/s", "")
     for heading in headings:
         result.add_column(heading, justify="right", no_wrap=True)
     for row in _shown(answer):
