@@ -27,7 +27,9 @@ WORKLOAD = Workload.typical(1024, 2)
 
 
 def traced(steps=100, tokens=None, experts=16, layers=3):
-    member = np.random.default_rng(5).random((layers, steps, experts)) < 0.25
+    """Each step needs a quarter of the experts."""
+    ranks = np.random.default_rng(5).random((layers, steps, experts)).argsort(axis=2).argsort(axis=2)
+    member = ranks < experts // 4
     return RoutingTrace.from_membership(member, None if tokens is None else np.asarray(tokens, dtype=np.int64))
 
 
@@ -76,6 +78,8 @@ def test_a_trace_without_token_counts_is_taken_whole():
         (traced(experts=8), "3 layers of 8 experts but the model has 3 of 16"),
         (traced(layers=2), "2 layers of 16 experts"),
         (traced(steps=0), "no steps"),
+        (traced(steps=3, tokens=[2, 1, 0]), "step 2 of the trace needs 4 experts of a layer, but its tokens .0."),
+        (RoutingTrace.from_steps(16, [[(1, 2, 3)]] * 3), "more than 3 experts of a layer, but a token .* needs 4"),
         (traced(steps=3, tokens=[400, 400, 9]), "none of the trace's 3 steps has 1 to 2 tokens"),
     ],
 )
@@ -91,6 +95,7 @@ def test_a_trace_that_says_nothing_of_this_model_is_refused(trace, told):
         ({"context": 8, "sequences": 0}, "--max-num-seqs"),
         ({"context": 8, "sequences": 2000}, "1024 at most"),
         ({"context": 8, "sequences": 1, "chunk": 0}, "--max-num-batched-tokens"),
+        ({"context": 8, "sequences": 4, "chunk": 3}, "is 3 but 4 sequences decode a token each"),
         ({"context": 8, "sequences": 4, "conversations": 3}, "--conversations is 3"),
     ],
 )

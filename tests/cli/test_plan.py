@@ -57,7 +57,8 @@ def refused(wisp):
 
 
 def save_trace(path, *, layers=48, steps=64, experts=128, tokens=1):
-    member = np.random.default_rng(1).random((layers, steps, experts)) < 8 / experts
+    """Each step needs eight experts of each layer."""
+    member = np.random.default_rng(1).random((layers, steps, experts)).argsort(axis=2).argsort(axis=2) < 8
     RoutingTrace.from_membership(member, np.full(steps, tokens, dtype=np.int64)).save(path)
     return path
 
@@ -127,6 +128,16 @@ def test_the_context_is_the_models_if_that_is_shorter(planned):
 def test_a_trace_takes_the_place_of_the_prior(planned, tmp_path):
     found = planned(QWEN, *ISSUE, "--trace", save_trace(tmp_path / "t.npz"))
     assert "64 decode steps" in found["routing"]
+
+
+def test_speed_is_told_of_as_many_streams_as_were_recorded(wisp, planned, tmp_path):
+    trace = save_trace(tmp_path / "t.npz", tokens=2)
+    assert "tok/s 2" in wisp("plan", QWEN, *ISSUE, "--trace", trace).out
+    found = planned(QWEN, *ISSUE, "--trace", trace)
+    assert found["streams"] == 2
+    assert found["choice"]["decode_tok_s_all"] == 2 * found["choice"]["decode_tok_s"]
+    assert "tok/s 4" in wisp("plan", QWEN, *ISSUE).out
+    assert planned(QWEN, *ISSUE)["streams"] == 4
 
 
 def test_a_recording_tells_decode_steps_and_its_experts(wisp, tmp_path):
@@ -201,6 +212,18 @@ def test_a_calibration_of_another_machine_or_model_is_warned_of(wisp, tmp_path, 
     assert "not with mixtral" in model
 
 
+def test_a_machine_without_a_gpu_is_another_machine_too(wisp, tmp_path, monkeypatch):
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: None)
+    monkeypatch.setattr("wisp.cli.plan.cpu_name", lambda: "A CPU, 2 threads")
+    for machine, told in {
+        "A CPU, 96 threads": "wisp: warning: costs were measured on A CPU, 96 threads but this machine has "
+        "A CPU, 2 threads\n",
+        "A CPU, 2 threads": "",
+    }.items():
+        replace(STATED, machine=machine).save(tmp_path / "c.json")
+        assert wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json").err == told
+
+
 def test_more_than_the_calibrated_machine_has_is_refused(refused, tmp_path):
     replace(STATED, device_bytes=16 * 2**30).save(tmp_path / "c.json")
     told = refused(QWEN, *ISSUE, "--calibration", tmp_path / "c.json")
@@ -230,6 +253,7 @@ def test_the_calibration_of_this_machine_and_model_is_taken_by_itself(wisp, plan
 
 def test_a_calibration_by_other_versions_is_warned_of(wisp, tmp_path, monkeypatch):
     monkeypatch.setattr("wisp.allocator.calibration_files.installed_versions", lambda: {"vllm": "0.32.5"})
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: STATED.machine)
     replace(STATED, versions={"vllm": "0.31.0"}).save(tmp_path / "c.json")
     ended = wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json")
     assert ended.err == "wisp: warning: costs were measured with vllm 0.31.0, but 0.32.5 is installed\n"

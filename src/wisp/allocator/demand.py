@@ -58,6 +58,7 @@ def traced_demand(trace: RoutingTrace, shape: ModelShape, workload: Workload) ->
         )
     if not trace.steps:
         raise TraceError("the trace has no steps; record one while the server is answering")
+    _check_top_k(trace, shape)
     if trace.tokens is None:
         decodes = np.ones(trace.steps, dtype=np.bool_)
         streams = max(1.0, float(trace.widths().mean()) / shape.top_k)
@@ -73,6 +74,22 @@ def traced_demand(trace: RoutingTrace, shape: ModelShape, workload: Workload) ->
         )
     misses, touched = _warm_misses(trace, decodes, min(WARM_STEPS, int(decodes.sum()) // 8))
     return ExpertDemand(misses, streams, touched, what)
+
+
+def _check_top_k(trace: RoutingTrace, shape: ModelShape) -> None:
+    """`TraceError` if no router of this model can have chosen so many experts, or so few."""
+    widest = trace.widths().max(axis=0)
+    if trace.tokens is not None and (beyond := np.flatnonzero(widest > trace.tokens * shape.top_k)).size:
+        step = int(beyond[0])
+        raise TraceError(
+            f"step {step} of the trace needs {widest[step]} experts of a layer, but its tokens ({trace.tokens[step]}) "
+            f"choose {shape.top_k} each in this model; record a trace of this model"
+        )
+    if widest.max() < shape.top_k:
+        raise TraceError(
+            f"no step of the trace needs more than {widest.max()} experts of a layer, but a token of this model needs "
+            f"{shape.top_k}; record a trace of this model"
+        )
 
 
 def _warm_misses(trace: RoutingTrace, counted: NDArray[np.bool_], warm: int) -> tuple[NDArray[np.float64], int]:
