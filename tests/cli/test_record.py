@@ -1,5 +1,6 @@
 """`wisp record` refuses what cannot be recorded before an engine starts, and hands the rest on."""
 
+import json
 import sys
 import types
 
@@ -51,6 +52,13 @@ def test_a_model_is_recorded_with_all_experts_resident_unless_told(wisp, model, 
     assert (requests[1].script.conversations[0].turns, requests[1].script.max_tokens) == (("hello",), 3)
 
 
+def test_the_experts_of_a_text_model_inside_another_are_found(wisp, model, requests, tmp_path):
+    config = model / "config.json"
+    config.write_text(json.dumps({"model_type": "kimi_vl", "text_config": json.loads(config.read_text())}))
+    assert wisp("record", model, "-o", tmp_path / "t.npz").code == 0
+    assert requests[0].settings["expert_slots"] == 16
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
@@ -58,6 +66,7 @@ def test_a_model_is_recorded_with_all_experts_resident_unless_told(wisp, model, 
         (("http://localhost:8000", "-o", "t.npz", "--dtype", "half"), "--dtype is for a MODEL that is run"),
         (("some/model", "-o", "t.npz", "--seconds", "3"), "--seconds is for the URL of a server"),
         (("some/model", "-o", "t.npz"), "add --expert-slots N"),
+        (("localhost:8000", "-o", "t.npz"), "write http://localhost:8000"),
         (("some/model", "-o", "no/such/t.npz", "--expert-slots", "4"), "name a file"),
         (("some/model", "-o", "t.npz", "--expert-slots", "none"), "a whole number of experts"),
         (("some/model", "-o", "t.npz", "--expert-slots", "4", "--policy", "belady"), "unknown replacement policy"),

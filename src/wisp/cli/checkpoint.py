@@ -49,11 +49,16 @@ def check_checkpoint(folder: Path, *, with_weights: bool = True) -> None:
         _check_safetensors(path)
 
 
+def expert_counts(config: Mapping[str, Any]) -> list[int]:
+    """What the configuration, or one of its parts, such as that of the text model, says of the experts of a layer."""
+    texts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
+    return [text[name] for text in texts for name in EXPERT_COUNTS if isinstance(text.get(name), int)]
+
+
 def check_experts(folder: Path, expert_slots: int) -> None:
     """Raise if the model has no experts to page, or fewer than `expert_slots` in a layer."""
     config = read_config(folder)
-    texts = [config, *(part for part in config.values() if isinstance(part, Mapping))]
-    counts = [text[name] for text in texts for name in EXPERT_COUNTS if isinstance(text.get(name), int)]
+    counts = expert_counts(config)
     if not any(counts) and "expert" not in json.dumps(config):
         raise UnsupportedError(
             f"{folder} has no experts ({config.get('model_type', 'unknown')} is not a mixture-of-experts model), so "

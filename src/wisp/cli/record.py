@@ -1,5 +1,6 @@
 """`wisp record MODEL|URL -o trace.npz`: routing and KV references of an engine, our own or a running server's."""
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -11,6 +12,7 @@ from wisp.policies import POLICIES
 from wisp.recording import Recording
 
 _URL = ("http://", "https://")
+_HOST_AND_PORT = re.compile(r"[\w.-]+:\d+/?")
 
 
 def record(
@@ -121,11 +123,12 @@ def _record_model(
 
 def _all_experts(model: str) -> str:
     """As many slots as a layer of this local checkpoint has experts."""
-    from wisp.cli.checkpoint import EXPERT_COUNTS, local_folder, read_config
+    from wisp.cli.checkpoint import expert_counts, local_folder, read_config
 
     folder = local_folder(model)
-    config = {} if folder is None else read_config(folder)
-    counts = [config[name] for name in EXPERT_COUNTS if isinstance(config.get(name), int)]
+    if folder is None and _HOST_AND_PORT.fullmatch(model):
+        raise ConfigError(f"{model} is no model; if a server runs there, write http://{model}")
+    counts = [] if folder is None else expert_counts(read_config(folder))
     if not counts:
         raise ConfigError(f"how many experts a layer of {model} has is not known here; add --expert-slots N")
     return str(counts[0])
