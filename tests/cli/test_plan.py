@@ -106,7 +106,7 @@ def test_people_see_where_the_bytes_go_the_choice_and_why(wisp, planned):
 
 
 def test_table_3_from_the_command_line(planned):
-    """7,714 MiB of engine overhead, 512 of activations and staging: the 8.05 GiB that the paper's rows imply."""
+    """7,714 MiB of engine overhead, 528 of activations and staging: the 8.05 GiB that the paper's rows imply."""
     words = (
         "--gpu-memory",
         "48.7GiB",
