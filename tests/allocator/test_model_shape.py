@@ -182,6 +182,11 @@ def test_an_unchecked_type_is_read_with_a_note():
         ("[]", "no JSON object"),
         (json.dumps({key: value for key, value in TINY.items() if key != "vocab_size"}), "lacks 'vocab_size'"),
         (json.dumps({**TINY, "hidden_size": "wide"}), "makes no sense"),
+        (json.dumps({**TINY, "hidden_size": -64}), "makes no sense .experts of -64"),
+        (json.dumps({**TINY, "num_experts_per_tok": 0}), "makes no sense .top-0 of"),
+        (json.dumps({**TINY, "num_experts_per_tok": 200}), "makes no sense .top-200 of"),
+        (json.dumps({**TINY, "quantization_config": "fp8"}), "makes no sense"),
+        (json.dumps({**TINY, "max_position_embeddings": "long"}), "makes no sense"),
     ],
 )
 def test_a_broken_configuration_is_told(tmp_path, content, told):

@@ -112,7 +112,7 @@ def read_model_shape(path: str | Path) -> ModelShape:
         raise CheckpointError(f"{file} holds no JSON object; copy it again from where it came from")
     try:
         return model_shape(config)
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+    except (KeyError, TypeError, ValueError, ZeroDivisionError, AttributeError) as error:
         what = f"lacks {error}" if isinstance(error, KeyError) else f"holds a value that makes no sense ({error})"
         raise CheckpointError(f"{file} {what}; copy it again from where it came from") from error
 
@@ -122,7 +122,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
 
     Raises:
         UnsupportedError: no routed experts, a quantisation or a kind of layer whose bytes would be a guess.
-        KeyError: a number is missing.
+        KeyError, ValueError, TypeError: a number is missing, or none that a model can have.
     """
     text = next((config[key] for key in ("text_config", "language_config", "llm_config") if key in config), config)
     model_type = str(text.get("model_type") or config.get("model_type") or "unknown")
@@ -135,6 +135,11 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     _refuse_other_hybrids(text, model_type)
     layers, hidden, top_k = int(text["num_hidden_layers"]), int(text["hidden_size"]), int(_first(text, _TOP_K))
     width = int(text.get("moe_intermediate_size") or text["intermediate_size"])
+    if not 1 <= top_k <= experts:
+        raise ValueError(f"top-{top_k} of {experts} experts")
+    if hidden < 1 or width < 1:
+        raise ValueError(f"experts of {hidden} x {width} weights")
+    longest = text.get("max_position_embeddings")
     weights = Weights.of(config, text)
     expert = mlp(hidden, width)
     attention_layers = _attention_layers(text, model_type)
@@ -161,7 +166,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         state_layers=layers - attention_layers,
         state_bytes=state_space.state_values * _PLAIN_BYTES if state_space else 0,
         expert_format=weights.packed,
-        longest_context=None if text.get("rope_scaling") else text.get("max_position_embeddings"),
+        longest_context=None if text.get("rope_scaling") or longest is None else int(longest),
         notes=_notes(text, model_type),
     )
 
