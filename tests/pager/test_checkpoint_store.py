@@ -1,5 +1,6 @@
 """A store in files loads what a store in memory loads, takes no memory of its own, and maps and locks a file once."""
 
+import os
 import random
 
 import pytest
@@ -67,6 +68,79 @@ def test_a_file_that_cannot_be_mapped_is_refused_by_name(tmp_path, content):
         (tmp_path / "file").write_bytes(content)
     with pytest.raises(CheckpointError, match="file cannot be mapped as a backing store"):
         MappedFile.of(tmp_path / "file")
+
+
+def write_into(path, start=0, content=b"other"):
+    """As a program does that keeps the file: its size stays, its time does not."""
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(content)
+    before = path.stat()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))  # a clock may be too coarse to tell
+
+
+@pytest.mark.parametrize("read", ["load", "on_device", "tensors", "check"])
+def test_a_file_that_is_cut_short_is_an_error_and_ends_no_process(tmp_path, read):
+    store = write_store(in_memory(), tmp_path / "file")
+    os.truncate(tmp_path / "file", 0)
+    reads = {
+        "load": lambda: SlotPool(store, 1, "cpu").load(2, 0),
+        "on_device": lambda: store.on_device(torch.device("cpu")),
+        "tensors": lambda: store.tensors["w2"][4],
+        "check": store.check,
+    }
+    with pytest.raises(CheckpointError, match=r"file was written to .*\(it had \d+ bytes and has 0\); start again"):
+        reads[read]()
+
+
+def test_a_file_that_is_written_into_is_an_error_in_place_of_another_expert(tmp_path):
+    store = write_store(in_memory(), tmp_path / "file")
+    write_into(tmp_path / "file")
+    with pytest.raises(CheckpointError, match=r"file was written to .*of \d+ bytes, at another time than before"):
+        SlotPool(store, 1, "cpu").load(0, 0)
+
+
+def test_no_store_is_made_of_a_file_that_was_written_to_since_it_was_mapped(tmp_path, monkeypatch):
+    runtime = Runtime(0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    store = write_store(in_memory(), tmp_path / "file")
+    write_into(tmp_path / "file")
+    with pytest.raises(CheckpointError, match="was written to"):
+        CheckpointStore(store.layout, store.segments, store._places, device="cuda")
+    assert not runtime.registered
+
+
+def test_who_comes_later_maps_what_was_written(tmp_path):
+    (tmp_path / "file").write_bytes(b"12345678")
+    first = MappedFile.of(tmp_path / "file")
+    write_into(tmp_path / "file", 8, b"9")
+    second = MappedFile.of(tmp_path / "file")
+    assert bytes(second.bytes.tolist()) == b"123456789"
+    second.check()
+    with pytest.raises(CheckpointError, match="it had 8 bytes and has 9"):
+        first.check()
+
+
+@pytest.mark.parametrize("change", ["rename", "remove"])
+def test_a_file_that_is_replaced_under_its_name_is_read_on(tmp_path, change):
+    memory = in_memory()
+    store = write_store(memory, tmp_path / "file")
+    if change == "rename":
+        (tmp_path / "new").write_bytes(b"another checkpoint")
+        (tmp_path / "new").rename(tmp_path / "file")
+    else:
+        (tmp_path / "file").unlink()
+    for expert in range(5):
+        assert as_bytes(store.tensors["w13"][expert]) == as_bytes(memory.tensors["w13"][expert])
+
+
+def test_a_file_that_nobody_reads_any_more_is_closed(tmp_path):
+    store = write_store(in_memory(), tmp_path / "file")
+    (descriptor,) = {place.file._descriptor for pieces in store._places for place in pieces}
+    os.fstat(descriptor)
+    del store
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(descriptor)
 
 
 def test_a_file_that_ends_before_its_experts_is_refused(tmp_path):

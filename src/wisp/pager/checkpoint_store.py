@@ -41,11 +41,13 @@ class CheckpointStore:
         `device` is where the slots are. With `arrange` (on a host only), what is loaded is laid out on its way.
 
         Raises:
-            CheckpointError: a file is shorter than it was. HostMemoryError: it cannot be page-locked, but has to be.
+            CheckpointError: a file was written to, or is too short. HostMemoryError: it cannot be page-locked, but has
+            to be.
         """
         self.layout, self.segments, self.num_experts = layout, tuple(segments), len(places)
         self._places, self._arrange = places, arrange
         self._files = {id(place.file): place.file for pieces in places for place in pieces}
+        self.check()
         for file in self._files.values():
             file.lock(page_lock, torch.device(device))
         for pieces in places:
@@ -76,8 +78,15 @@ class CheckpointStore:
         """Bytes of the experts in the page cache, once they have been read."""
         return self.num_experts * self.expert_bytes
 
+    def check(self) -> None:
+        """See `ExpertStore`."""
+        for file in self._files.values():
+            file.check()
+
     def load(self, expert: int, into: Mapping[str, torch.Tensor]) -> None:
         """See `ExpertStore`."""
+        for file in {id(place.file): place.file for place in self._places[expert]}.values():
+            file.check()
         raw = into if self._arrange is None else {name: torch.empty_like(target) for name, target in into.items()}
         starts = {part.name: part.start for part in self.layout.parts}
         for index, segment in enumerate(self.segments):

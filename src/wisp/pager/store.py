@@ -57,8 +57,15 @@ class ExpertStore(Protocol):
     def nbytes(self) -> int:
         """Bytes of host memory that the store takes, or holds in the page cache."""
 
+    def check(self) -> None:
+        """Raise `CheckpointError` if what the store holds was changed by others."""
+
     def load(self, expert: int, into: Mapping[str, torch.Tensor]) -> None:
-        """Copy one expert into tensors of its own, by name, in the order of the current stream."""
+        """Copy one expert into tensors of its own, by name, in the order of the current stream.
+
+        Raises:
+            CheckpointError: see `check`.
+        """
 
     def on_device(self, device: torch.device) -> dict[str, torch.Tensor]:
         """name -> [experts, ...]: all of the store on the device, each tensor contiguous."""
@@ -96,6 +103,9 @@ class HostStore:
         """uint8 [experts, row_bytes]"""
         self.tensors = self.layout.views(self.rows)
         self.segments = self.layout.segments()
+
+    def check(self) -> None:
+        """See `ExpertStore`: nobody else can write here."""
 
     @property
     def page_locked(self) -> bool:

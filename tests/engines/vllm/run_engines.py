@@ -15,8 +15,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the scheduler and, unless TP > 1, the model live in this process
 if not os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1"):
     del os.environ["VLLM_CPU_KVCACHE_SPACE"]  # empty: leave it to the engine
@@ -100,7 +98,6 @@ def _generate(llm: Any, phase: dict[str, Any]) -> list[dict[str, Any]]:
             "tokens": list(output.outputs[0].token_ids),
             "logprobs": [_exact(position) for position in output.outputs[0].logprobs],
             "cached": output.num_cached_tokens,
-            "routed": None if (routed := output.outputs[0].routed_experts) is None else np.asarray(routed).tolist(),
         }
         for output in llm.generate(prompts, sampling, use_tqdm=False)
     ]

@@ -1,20 +1,24 @@
 """What a loader copies into a parameter without memory is found in the file, or refused with the reason."""
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
+from file_store import write_store
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.unloaded import places_of, unload
-from wisp.errors import UnsupportedError
+from wisp.errors import CheckpointError, UnsupportedError
 from wisp.pager.checkpoint_store import CheckpointStore
 from wisp.pager.file_places import FileFinder
-from wisp.pager.store import RowLayout
+from wisp.pager.store import HostStore, RowLayout
 
 EXPERTS, INNER, HIDDEN = 3, 4, 6
 DTYPE = torch.bfloat16
@@ -191,3 +195,12 @@ def test_parameters_without_memory_are_parameters_all_the_same():
     assert layer.w2.is_meta
     assert layer.w2.weight_loader is print
     assert dict(layer.named_parameters())["w2"].shape == (EXPERTS, HIDDEN, INNER)
+
+
+def test_a_start_does_not_end_with_a_file_that_was_written_to_meanwhile(tmp_path):
+    store = write_store(HostStore({"w2": torch.empty(3, 4, 4, dtype=DTYPE)}), tmp_path / "file")
+    worker = WorkerPaging(WispSettings(2, backing_store="checkpoint"), None, None, stores=[store])
+    worker.forget_warm_up()
+    os.truncate(tmp_path / "file", 8)
+    with pytest.raises(CheckpointError, match="was written to while it is a backing store"):
+        worker.forget_warm_up()

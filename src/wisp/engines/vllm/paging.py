@@ -242,7 +242,13 @@ class WorkerPaging:
         return self.partial_outputs
 
     def forget_warm_up(self) -> None:
-        """Start cold, with counters at zero."""
+        """Start cold, with counters at zero.
+
+        Raises:
+            CheckpointError: a backing store's file was written to since it was mapped.
+        """
+        for store in self.stores:
+            store.check()
         for pager in self.pagers.values():
             pager.reset()
         if self.in_graph is not None:

@@ -105,6 +105,7 @@ def _available_memory(vllm_worker: Any, measure: Callable[[], int]) -> int:
     return kv_bytes_at_start(vllm_worker, paging, measure)
 
 
+@failure.handed_over()
 def _forget_warm_up(vllm_config: "VllmConfig") -> None:
     if (worker := of_engine(vllm_config)) is not None:
         worker.forget_warm_up()
