@@ -75,6 +75,13 @@ def test_a_planar_arena_has_rows_for_all_that_a_step_needs_beyond_top_k_slots(co
     assert found.fixed["staging"] == rows * qwen.expert_bytes
 
 
+def test_beside_files_there_are_rows_for_all_that_a_step_needs_beyond_top_k_slots(shape):
+    qwen, workload = shape("qwen3-30b-a3b"), Workload.typical(8192, 4)
+    budgets = [Question(qwen, 24 * GIB, workload, in_files=in_files).budget for in_files in (False, True)]
+    assert [budget.fixed["staging"] // qwen.expert_bytes for budget in budgets] == [16, 128 - 8]
+    assert budgets[0].pageable_bytes - budgets[1].pageable_bytes == (128 - 8 - 16) * qwen.expert_bytes
+
+
 def test_with_few_experts_beyond_top_k_the_groups_of_a_prefill_decide(config):
     few = model_shape({**config("qwen3-30b-a3b"), "num_experts": 12, "quantization_config": GPTQ})
     found = device_budget(few, kv_layout(few), Workload.typical(8192, 4), 24 * GIB)

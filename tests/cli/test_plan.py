@@ -93,6 +93,25 @@ def test_the_serve_line_is_the_choice(planned, tmp_path):
         }
 
 
+def test_rows_beside_the_checkpoint_s_files_are_counted_and_the_serve_line_asks_for_them(planned):
+    memory, files = planned(QWEN, *ISSUE), planned(QWEN, *ISSUE, "--backing-store", "checkpoint")
+    expert_bytes = files["slot_bytes"] // 48
+    assert files["bytes"]["staging"] - memory["bytes"]["staging"] == (128 - 8 - 16) * expert_bytes
+    assert sum(files["bytes"].values()) == 24 * 2**30
+    assert shlex.split(files["serve"])[-2:] == ["--backing-store", "checkpoint"]
+    assert "--backing-store" not in memory["serve"]
+
+
+def test_files_that_do_not_hold_what_the_kernel_takes_are_not_planned_for(refused, tmp_path):
+    quantised = {"quant_method": "gptq", "bits": 4, "group_size": 128}
+    (tmp_path / "config.json").write_text(
+        json.dumps({**json.loads(QWEN.read_text()), "quantization_config": quantised})
+    )
+    told = refused(tmp_path, *ISSUE, "--backing-store", "checkpoint")
+    assert "experts are laid out anew for their kernel" in told
+    assert "leave --backing-store out" in told
+
+
 def test_people_see_where_the_bytes_go_the_choice_and_why(wisp, planned):
     ended = wisp("plan", QWEN, *ISSUE)
     found = planned(QWEN, *ISSUE)

@@ -68,13 +68,14 @@ def device_budget(
     total_bytes: int,
     *,
     overhead_bytes: int = ENGINE_OVERHEAD_BYTES,
+    in_files: bool = False,
 ) -> Budget:
-    """The budget of a model on a device of which the engine may take `total_bytes`."""
+    """The budget of a model on a device of which the engine may take `total_bytes`; see `staging_bytes`."""
     fixed = {
         **{f"weights: {kind}": count for kind, count in shape.weight_bytes.items()},
         "engine overhead": overhead_bytes,
         "activations": activation_bytes(shape, workload),
-        "staging": staging_bytes(shape),
+        "staging": staging_bytes(shape, in_files=in_files),
     }
     return Budget(
         total_bytes=total_bytes,
@@ -87,14 +88,15 @@ def device_budget(
     )
 
 
-def staging_bytes(shape: ModelShape) -> int:
+def staging_bytes(shape: ModelShape, *, in_files: bool = False) -> int:
     """What experts pass through on their way to the kernel, all layers one after the other.
 
-    In a planar arena that is also what a step needs beyond the slots. Here it is what it needs beyond top-k of them:
-    an engine that plans by itself starts with so many, and keeps these rows. One that is given more slots takes a row
-    less for each.
+    In a planar arena, and where the backing store is `in_files`, that is also what a step needs beyond the slots. Here
+    it is what it needs beyond top-k of them: an engine that plans by itself starts with so many, and keeps these rows.
+    One that is given more slots takes a row less for each.
     """
-    overflow = max(0, shape.num_experts - shape.top_k) if shape.expert_format.is_planar else 0
+    overflows = shape.expert_format.is_planar or in_files
+    overflow = max(0, shape.num_experts - shape.top_k) if overflows else 0
     return staging_rows(shape.expert_bytes, overflow=overflow) * shape.expert_bytes
 
 

@@ -21,6 +21,8 @@ class Question:
     kv_dtype: str = "auto"
     calibration: Calibration = STATED
     overhead_bytes: int = ENGINE_OVERHEAD_BYTES
+    in_files: bool = False
+    """Whether the checkpoint's files are the backing store."""
     facts: EngineFacts | None = None
     """Where an engine has measured them: they take the place of what the shape says, and of `overhead_bytes`."""
 
@@ -43,5 +45,10 @@ class Question:
                 fixed=self.facts.fixed,
             )
         return device_budget(
-            self.shape, self.layout, self.workload, self.total_bytes, overhead_bytes=self.overhead_bytes
+            self.shape,
+            self.layout,
+            self.workload,
+            self.total_bytes,
+            overhead_bytes=self.overhead_bytes,
+            in_files=self.in_files,
         )

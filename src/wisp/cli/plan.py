@@ -2,13 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from wisp.allocator.machine import cpu_name, gpu_bytes, gpu_name
 from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES
-from wisp.errors import ConfigError
+from wisp.errors import ConfigError, UnsupportedError
 from wisp.units import format_bytes, parse_budget
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ def plan(
         int | None,
         typer.Option(metavar="N", help="Conversations that take turns, by a prior; as recorded or --max-num-seqs."),
     ] = None,
+    backing_store: Annotated[
+        Literal["memory", "checkpoint"],
+        typer.Option(help="Where all experts are; beside the checkpoint's files a step needs rows on the GPU too."),
+    ] = "memory",
     kv_cache_dtype: Annotated[str, typer.Option(metavar="TYPE", help="auto (16 bits) or fp8.")] = "auto",
     engine_overhead: Annotated[
         str | None, typer.Option(metavar="SIZE", help="What the engine takes beside weights, activations and KV.")
@@ -55,6 +59,12 @@ def plan(
     total_bytes = parse_budget(gpu_memory, "--gpu-memory")
     overhead = ENGINE_OVERHEAD_BYTES if engine_overhead is None else parse_budget(engine_overhead, "--engine-overhead")
     shape = read_model_shape(model)
+    in_files = backing_store == "checkpoint"
+    if in_files and shape.expert_format.is_quantised:
+        raise UnsupportedError(
+            f"--backing-store is checkpoint, but {shape.expert_format.name} experts are laid out anew for their "
+            f"kernel, so that the files do not hold what it takes; leave --backing-store out"
+        )
     measured = chosen_rates(shape, calibration)
     rates = measured or STATED
     if rates.device_bytes is not None and total_bytes > rates.device_bytes:
@@ -64,7 +74,7 @@ def plan(
         )
     context = min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT) if max_model_len is None else max_model_len
     workload = Workload.typical(context, max_num_seqs, conversations=conversations, chunk=max_num_batched_tokens)
-    question = Question(shape, total_bytes, workload, kv_cache_dtype, rates, overhead)
+    question = Question(shape, total_bytes, workload, kv_cache_dtype, rates, overhead, in_files)
     recording = None if trace is None else Recording.load(trace)
     kv = chosen_kv(question, recording, is_prior_asked_for=conversations is not None)
     answer = make_plan(question, None if recording is None else recording.phase("auto"), kv)

@@ -29,6 +29,8 @@ def serve_line(model: str, answer: Plan) -> str:
     words += ["--max-num-seqs", workload.sequences, "--max-num-batched-tokens", workload.chunk]
     if answer.question.kv_dtype != "auto":
         words += ["--kv-cache-dtype", answer.question.kv_dtype]
+    if answer.question.in_files:
+        words += ["--backing-store", "checkpoint"]
     return shlex.join(map(str, words))
 
 

@@ -1,12 +1,17 @@
 """What a worker's arena has room for, and may be resized to."""
 
+import json
 import time
+from pathlib import Path
 
 import pytest
+from file_store import write_store
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from wisp.allocator import model_shape  # noqa: E402
+from wisp.allocator.budget import staging_bytes  # noqa: E402
 from wisp.engines.vllm.in_graph import InGraphPaging  # noqa: E402
 from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
 from wisp.engines.vllm.publisher import Publisher  # noqa: E402
@@ -16,6 +21,7 @@ from wisp.errors import ConfigError  # noqa: E402
 from wisp.pager.counters import Counters, PoolFacts  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
 
+QWEN = Path(__file__).parents[2] / "allocator" / "configs" / "qwen3-30b-a3b.json"
 BIG = {"w": torch.empty(32, 9 << 20, dtype=torch.int8, device="meta")}
 """Of experts of 9 MiB two groups of eight pass through the staging area."""
 
@@ -30,6 +36,18 @@ def test_a_planar_arena_has_room_for_what_overflows_in_a_graph():
     assert make(4, planar=True, graph_choices=24).arena.shape.staging_rows == 24 - 4
     assert make(4, planar=True, graph_choices=8).arena.shape.staging_rows == 16
     assert make(4, planar=True, graph_choices=24, least_slots=2).arena.shape.staging_rows == 24 - 2
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("experts", [16, 40])
+def test_rows_beside_the_slots_are_those_that_a_plan_counts(tmp_path, in_files, experts):
+    sizes = {"num_experts": experts, "num_experts_per_tok": 4, "hidden_size": 64, "moe_intermediate_size": 32}
+    shape = model_shape({**json.loads(QWEN.read_text()), **sizes})
+    like = {"w13_weight": torch.empty(experts, 64, 64), "w2_weight": torch.empty(experts, 64, 32)}
+    store = HostStore({name: tensor.bfloat16() for name, tensor in like.items()})
+    stores = [write_store(store, tmp_path / "file") if in_files else store]
+    arena = InGraphPaging(stores, shape.top_k, torch.device("cpu"), most_slots=experts).arena
+    assert staging_bytes(shape, in_files=in_files) == arena.shape.staging_rows * arena.layout.row_bytes
 
 
 def test_slots_shrink_no_further_than_a_graph_s_overflow_has_rows():
