@@ -139,6 +139,11 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     names = [name for name, _ in makers() if arguments.only in name]
+    if not names:
+        parser.error(f"no workflow's name contains {arguments.only!r}")
+    for path in filter(None, (arguments.output, arguments.figure)):
+        if not path.parent.is_dir():
+            parser.error(f"there is no folder {path.parent} for {path.name}; make it first")
     started = time.monotonic()
     with ProcessPoolExecutor(arguments.processes) as pool:
         rows = list(pool.map(run, names))
