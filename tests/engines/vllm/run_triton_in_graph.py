@@ -8,6 +8,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `file_store`
 
@@ -32,7 +33,13 @@ GRAPH_TOKENS = 9
 
 def main(results: str) -> None:
     """Compare every number of tokens with every number of slots, some steps each, from memory and from files."""
-    ops.moe_align_block_size, ops.moe_sum = shared.align, shared.moe_sum
+    sorts: list[None] = []
+
+    def counted(*arguments: Any, **flags: Any) -> None:
+        sorts.append(None)
+        shared.align(*arguments, **flags)
+
+    ops.moe_align_block_size, ops.moe_sum = counted, shared.moe_sum
     tables.get_moe_configs = shared.tuned_table
     random = torch.Generator().manual_seed(0)
     cases = []
@@ -56,6 +63,7 @@ def main(results: str) -> None:
                 experts[layer].apply(**arguments, w1=whole["w13"], w2=whole["w2"])
                 expected = arguments["output"].clone()
                 arguments["output"].fill_(torch.nan)
+                sorts.clear()
                 kernel.run(**arguments, w1=paging.arena.tensors["w13"], w2=paging.arena.tensors["w2"])
                 cases.append(
                     {
@@ -63,6 +71,7 @@ def main(results: str) -> None:
                         "in_files": in_files,
                         "tokens": tokens,
                         "identical": shared.same_bits(expected, arguments["output"]),
+                        "sorts": len(sorts),
                         "finite": bool(expected.isfinite().all()),
                     }
                 )

@@ -22,6 +22,10 @@ def test_every_number_of_slots_and_tokens_gives_the_same_bits(results):
     assert [(case["slots"], case["tokens"]) for case in cases if not case["identical"]] == []
 
 
+def test_a_step_is_sorted_once_in_however_many_waves_it_is_computed(results):
+    assert {case["sorts"] for case in results["cases"] if case["tokens"] == 24} == {1}
+
+
 def test_faults_become_fewer_with_more_slots(results):
     own = [case for case in results["cases"] if not case["in_files"]]
     faults = [case["totals"][0]["faults"] for case in own if "totals" in case]

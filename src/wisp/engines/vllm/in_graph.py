@@ -139,8 +139,9 @@ class InGraphKernel:
 
     def _run_streamed(self, arguments: dict[str, Any], rank_ids: torch.Tensor) -> None:
         merged: torch.Tensor | None = None
+        sorted_before: dict[Any, Any] = {}
         for row_of in self._stream.waves(self._pager.layer, rank_ids):
-            outputs = self._choice_outputs(arguments, row_of)
+            outputs = self._choice_outputs(arguments, row_of, sorted_before)
             if merged is None:
                 merged = self._partial_outputs.take(outputs)
             else:
@@ -148,7 +149,9 @@ class InGraphKernel:
                 torch.where(mine.unsqueeze(-1), outputs, merged, out=merged)
         self._moe_sum(merged, arguments["output"], *of_rank(arguments))
 
-    def _choice_outputs(self, arguments: dict[str, Any], row_of: torch.Tensor) -> torch.Tensor:
+    def _choice_outputs(
+        self, arguments: dict[str, Any], row_of: torch.Tensor, sorted_before: dict[Any, Any]
+    ) -> torch.Tensor:
         """Run the kernel up to its reduction: [tokens, k, hidden], in the engine's workspace.
 
         Choices whose expert has no row in `row_of` come out as zeros.
@@ -160,7 +163,7 @@ class InGraphKernel:
         captured: list[torch.Tensor] = []
         self._experts.moe_sum = lambda outputs, *_: captured.append(outputs)  # shadows the method
         try:
-            with translated(self._pager.num_experts, rows, rows):
+            with translated(self._pager.num_experts, rows, rows, sorted_before):
                 self._apply(**arguments)
         finally:
             del self._experts.moe_sum

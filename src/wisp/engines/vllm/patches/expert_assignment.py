@@ -21,12 +21,16 @@ Translate = Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
-def translated(num_experts: int, block_rows: Translate, choice_rows: Translate) -> Iterator[None]:
+def translated(
+    num_experts: int, block_rows: Translate, choice_rows: Translate, sorted_before: dict[Any, Any] | None = None
+) -> Iterator[None]:
     """Within, blocks of tokens get their weights' rows; `num_experts` are those on this rank.
 
     `block_rows` maps the expert of each block, `choice_rows` the expert of each (token, choice), which is what vLLM
-    uses for few tokens, where it does not sort.
+    uses for few tokens, where it does not sort. Where the same step is computed in several waves, it is sorted in the
+    first one alone, and `sorted_before`, which is theirs together, keeps what came of it.
     """
+    kept = {} if sorted_before is None else sorted_before
     from vllm.model_executor.layers.fused_moe.experts import marlin_moe, triton_moe
 
     unsorted, align = triton_moe._prepare_expert_assignment, triton_moe.moe_align_block_size
@@ -34,13 +38,19 @@ def translated(num_experts: int, block_rows: Translate, choice_rows: Translate) 
     # without a map vLLM takes the number of experts from the weights, which here are an arena
     def prepare(topk_ids: Any, config: Any, tokens: int, top_k: int, experts: int, on_rank: Any, **flags: Any) -> Any:
         of_all = num_experts if on_rank is None else experts
-        sorted_ids, expert_ids, padded = unsorted(topk_ids, config, tokens, top_k, of_all, on_rank, **flags)
+        key = "prepare", config["BLOCK_SIZE_M"]
+        if key not in kept:
+            kept[key] = unsorted(topk_ids, config, tokens, top_k, of_all, on_rank, **flags)
+        sorted_ids, expert_ids, padded = kept[key]
         rows = choice_rows(expert_ids) if sorted_ids is None else block_rows(expert_ids)
         return sorted_ids, rows, padded
 
     def align_rows(topk_ids: Any, block_size: int, experts: int, on_rank: Any, **flags: Any) -> Any:
         of_all = num_experts if on_rank is None else experts
-        sorted_ids, expert_ids, padded = align(topk_ids, block_size, of_all, on_rank, **flags)
+        key = "align", block_size
+        if key not in kept:
+            kept[key] = align(topk_ids, block_size, of_all, on_rank, **flags)
+        sorted_ids, expert_ids, padded = kept[key]
         return sorted_ids, block_rows(expert_ids), padded
 
     def align_short_rows(*arguments: Any, **flags: Any) -> Any:
