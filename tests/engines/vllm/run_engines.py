@@ -3,8 +3,8 @@
     python run_engines.py REQUESTS.json REPLIES.json
 
 A request: {"model", "wisp": settings or null, "args": of `vllm.LLM`, "phases": [{"prompts": [ids, ...], "sampling":
-of `SamplingParams`}, ...], "calls": methods of the worker, or none}. Each phase is one `generate`, so that a later one
-can hit the prefixes of an earlier one. After each call the first phase is run again.
+of `SamplingParams`}, ...], "calls": methods of the engine or its worker, or none}. Each phase is one `generate`, so
+that a later one can hit the prefixes of an earlier one. After each call the first phase is run again.
 A reply: {"error": [type, text]} of an engine that did not start, or what `_run` returns.
 """
 
@@ -104,9 +104,9 @@ def _generate(llm: Any, phase: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _error_of(llm: Any, method: str) -> list[str] | None:
-    """What a call of the worker's method raises, without arguments."""
+    """What a call of the engine's or the worker's method raises, without arguments."""
     try:
-        llm.collective_rpc(method)
+        getattr(llm, method, lambda: llm.collective_rpc(method))()
     except Exception as error:
         return [type(error).__name__, str(error)]
     return None

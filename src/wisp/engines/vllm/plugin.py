@@ -28,13 +28,14 @@ def register() -> None:
     from wisp.engines.vllm import workers
     from wisp.engines.vllm.layer import PagedRoutedExperts
     from wisp.engines.vllm.metering import meter_service
-    from wisp.engines.vllm.patches import amx_permission, compile_cache, routed_experts, worker_start
+    from wisp.engines.vllm.patches import amx_permission, compile_cache, routed_experts, sleep, worker_start
     from wisp.engines.vllm.recording import recording_service
 
     engine_args.install()
     amx_permission.install()
     compile_cache.install()
     worker_start.install(workers.prepare)
+    sleep.install()
     recording_service.install()
     meter_service.install()
     RoutedExperts.register_oot(PagedRoutedExperts)
