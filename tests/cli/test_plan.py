@@ -91,6 +91,7 @@ def test_the_serve_line_is_the_choice(planned, tmp_path):
             "--max-num-batched-tokens": "8192",
             "--kv-cache-dtype": "fp8",
         }
+    assert planned(QWEN, *ISSUE)["serve"].startswith("wisp serve MODEL --expert-slots"), "beside it lies no model"
 
 
 def test_rows_beside_the_checkpoint_s_files_are_counted_and_the_serve_line_asks_for_them(planned):

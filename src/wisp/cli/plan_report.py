@@ -20,9 +20,11 @@ CAPTION = "seqs: of full length in KV; lost: histories recomputed; s/s: seconds 
 
 
 def serve_line(model: str, answer: Plan) -> str:
-    """The command that serves by this plan."""
-    path, workload = Path(model), answer.question.workload
-    name = str(path.parent) if path.is_file() else model
+    """The command that serves by this plan; of a MODEL to be named if a file of another name is all that was given."""
+    path, workload = Path(model).expanduser(), answer.question.workload
+    name = model
+    if path.is_file():
+        name = str(path.parent) if path.name == "config.json" else "MODEL"
     kv_bytes = answer.choice.candidate.kv_blocks * answer.budget.block_bytes
     words = ["wisp", "serve", name, "--expert-slots", answer.choice.candidate.expert_slots]
     words += ["--kv-cache-memory-bytes", kv_bytes, "--max-model-len", workload.context]
