@@ -91,6 +91,14 @@ def test_a_plan_by_the_fitted_rates_meets_the_measured_steps(qwen):
         assert told == pytest.approx(point.seconds, rel=1e-3)
 
 
+def test_a_fit_that_meets_no_step_is_told_to_be_no_guide(qwen):
+    made = points(3e-3, 5e-5, 1e-6, 2e-8, 185e-6)
+    assert calibration(qwen, measured(made)).notes[-1].endswith("within 0%")
+    made[2] = replace(made[2], seconds=20 * made[2].seconds)
+    assert "by 9" in (told := calibration(qwen, measured(made)).notes[-1])
+    assert told.endswith("calibrate again while nothing else runs")
+
+
 def test_a_prefill_is_told_by_the_line_between_the_measured_ones(qwen):
     rated = Costs(qwen, calibration(qwen, measured(points(3e-3, 0, 0, 0, 1e-4))))
     workload = Workload.typical(40960, 1, chunk=8192)

@@ -221,6 +221,12 @@ def test_a_calibration_of_this_machine_and_model_is_taken_without_a_warning(wisp
     assert found["costs"]["fault_bytes_per_second"] == 20e9
 
 
+def test_what_a_calibration_says_of_itself_is_told(wisp, tmp_path):
+    replace(STATED, notes=("the fit meets every measured decode step within 7%",)).save(tmp_path / "c.json")
+    ended = wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json")
+    assert "of the calibration: the fit meets every measured decode step within 7%." in ended.out
+
+
 def test_a_calibration_of_another_machine_or_model_is_warned_of(wisp, tmp_path, monkeypatch):
     monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: "NVIDIA L4")
     STATED.save(tmp_path / "c.json")

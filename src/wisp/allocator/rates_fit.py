@@ -15,6 +15,9 @@ from wisp.allocator.model_shape import ModelShape
 from wisp.errors import ConfigError
 from wisp.units import format_bytes
 
+_FAIR_FIT = 0.25
+"""By how much the fit may miss a step; beyond it something else ran meanwhile, or the costs are not those of a line."""
+
 _LEAST_SHARE = 0.01
 """Of a measured time that is left to a part of it when the other parts seem to take all."""
 
@@ -94,7 +97,13 @@ def rates(shape: ModelShape, measured: Measurements) -> tuple[dict[str, float], 
         "prefill_layer_seconds": shortest[1] / shape.layers,
         "prefill_flops_per_second": 2 * shape.active_parameters * longest[0] / longest[1],
     }
-    notes.append(f"the fit meets every measured decode step within {costs.worst:.0%}")
+    if costs.worst <= _FAIR_FIT:
+        notes.append(f"the fit meets every measured decode step within {costs.worst:.0%}")
+    else:
+        notes.append(
+            f"the fit misses a measured decode step by {costs.worst:.0%}, so these rates are no good guide: calibrate "
+            f"again while nothing else runs"
+        )
     return found, notes
 
 

@@ -115,6 +115,7 @@ def print_plan(answer: Plan, line: str, *, is_stated: bool) -> None:
         f"KV reuse: {answer.kv.source}.",
         f"costs: {'stated' if is_stated else 'calibrated'} ones, measured on {rates.machine} with {rates.model} on "
         f"{rates.date}.",
+        *(f"of the calibration: {note}." for note in rates.notes),
     ]
     for text in told:
         console.print(text, soft_wrap=True)
