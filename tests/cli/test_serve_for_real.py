@@ -10,6 +10,7 @@ import time
 
 import httpx
 import pytest
+from workload import EAGER
 
 from wisp.engines.vllm.protocol import HEADER, RECORDINGS
 from wisp.kv_trace import KvEvent
@@ -32,7 +33,9 @@ pytestmark = pytest.mark.engine
 def command(checkpoint, tmp_path):
     """Starts `wisp WORDS...` in a session of its own; its processes and its files can be counted."""
     pytest.importorskip("vllm")
-    environment = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "TMPDIR": str(tmp_path), "VLLM_SERVER_DEV_MODE": "1"}
+    environment = (
+        os.environ | EAGER | {"VLLM_CPU_KVCACHE_SPACE": "1", "TMPDIR": str(tmp_path), "VLLM_SERVER_DEV_MODE": "1"}
+    )
     running = []
 
     def start(*words):

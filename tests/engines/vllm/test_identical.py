@@ -59,6 +59,10 @@ def test_the_workload_is_what_it_is_meant_to_be(qwen):
     assert len({tuple(output["tokens"]) for phase in stock["phases"] for output in phase}) == 11
 
 
+WHOLE_PROMPTS = {"enable_prefix_caching": False, "max_num_batched_tokens": 512}
+"""vLLM's scan for CPUs gives no state within a prompt, for which caching prefixes asks; nor does a seed there survive
+a prompt in pieces."""
+
 MODELS: dict[str, tuple[tuple[Any, ...], dict[str, Any], int, dict[str, Any]]] = {
     "fp16": (("qwen3_moe", torch.float16), {}, 5, {"dtype": "float16"}),
     "shared expert": (("qwen2_moe",), {}, 5, {}),
@@ -73,7 +77,7 @@ MODELS: dict[str, tuple[tuple[Any, ...], dict[str, Any], int, dict[str, Any]]] =
     "biases, a class of its own": (("gpt_oss",), {}, 3, {}),
     "the Transformers backend": (("qwen3_moe",), {}, 5, {"model_impl": "transformers"}),
     "latent attention": (("deepseek_v2",), {}, 5, {}),
-    "state-space layers between": (("granitemoehybrid",), {}, 3, {}),
+    "state-space layers between": (("granitemoehybrid",), {}, 3, WHOLE_PROMPTS),
     "random weights": (("qwen3_moe",), {}, 5, {"load_format": "dummy"}),
 }
 """Name -> what `checkpoint` makes, its overrides, the slots, arguments of the engine."""

@@ -1,11 +1,13 @@
 """`wisp verify` says identical only of what is identical, and different of what is broken."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from workload import EAGER
 
 from wisp.engines.vllm.verify.arm import Answer, ArmResult
 from wisp.engines.vllm.verify.clients import _as_served
@@ -81,7 +83,8 @@ def test_the_user_s_flags_win():
 def run(*arguments):
     """`wisp verify demo/model ...`."""
     command = [sys.executable, "-m", "wisp.cli.main", "verify", str(MODEL), "--enforce-eager", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False)
+    environment = {**os.environ, **EAGER}
+    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=environment)
 
 
 @pytest.mark.engine
@@ -100,13 +103,13 @@ def test_layers_equal_themselves_with_all_experts():
 
 @pytest.mark.engine
 def test_concurrent_clients_get_what_the_unpaged_engine_answers():
-    done = run("--slots", "8", "--clients", "8", "--max-tokens", "16")
+    done = run("--slots", "8", "--clients", "8", "--max-tokens", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16/16" in done.stdout
 
 
 @pytest.mark.engine
 def test_slots_that_cannot_be_exit_with_2():
-    done = run("--slots", "33")
+    done = run("--slots", "33", "--layerwise")  # which starts no unpaged engine before
     assert done.returncode == 2
     assert "32 experts" in done.stderr
