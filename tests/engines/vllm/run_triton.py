@@ -1,4 +1,3 @@
-# ruff: noqa: E402  # Triton has to be prepared before vLLM looks for it
 """Runs vLLM's own Triton MoE kernel in Triton's interpreter, paged and unpaged, and writes down how they compare.
 
     python run_triton.py RESULTS.json
@@ -7,17 +6,10 @@ vLLM takes its kernel to need a GPU. The two operations around it that exist for
 """
 
 import json
-import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
-os.environ["TRITON_INTERPRET"] = "1"
-
-from triton.backends import backends
-
-backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)  # vLLM asks for one
-
+import interpreted  # noqa: F401
 import torch
 import vllm._custom_ops as ops
 from vllm.config import VllmConfig, set_current_vllm_config

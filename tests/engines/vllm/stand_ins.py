@@ -1,4 +1,3 @@
-# ruff: noqa: E402  # Triton has to be prepared before vLLM looks for it
 """vLLM's kernels for a GPU on a machine without one: Triton's interpreter, and stand-ins for what is CUDA only.
 
 Importing this prepares Triton; `install` puts the stand-ins in. They compute what their originals are documented to,
@@ -6,15 +5,7 @@ but for Marlin, whose layouts of weights are its own: its repacking only reshape
 everything that belongs to an expert, so that any wrong byte shows.
 """
 
-import os
-from types import SimpleNamespace
-
-os.environ["TRITON_INTERPRET"] = "1"
-
-from triton.backends import backends
-
-backends["cpu"] = SimpleNamespace(driver=SimpleNamespace(is_active=lambda: True), compiler=None)  # vLLM asks for one
-
+import interpreted  # noqa: F401
 import torch
 import vllm._custom_ops as ops
 from vllm.model_executor.layers.fused_moe import utils as moe_utils
