@@ -46,7 +46,7 @@ SLOTS = (3, 15, 16)
 """Fewer than the four experts that a token needs, all but one, and all, where nothing is paged."""
 GROWN_FROM, GROWN_TO = 3, (8, 16)
 """Slots made anew in a loaded engine, as where a budget is divided; with Marlin's stand-in only."""
-INTERPRETED_STEPS, INTERPRETED_SLOTS = (1, 9), (3,)
+INTERPRETED_STEPS, INTERPRETED_GRAPH_TOKENS, INTERPRETED_SLOTS = (1, 3), 2, (3,)
 """The same for Triton's kernels, which take seconds a step in the interpreter."""
 
 DTYPES = {"marlin": "bfloat16", "triton": "float16"}
@@ -66,7 +66,6 @@ def main(cases: str, results: str) -> None:
     )
     # nor has it a method for experts of AutoRound there
     inc_wna16_scheme.current_platform = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True)
-    WorkerPaging._graph_tokens = lambda *_: GRAPH_TOKENS
     init_workspace_manager(torch.device("cpu"))
     with tempfile.TemporaryDirectory() as folder:
         init_distributed_environment(1, 0, f"file://{folder}/rendezvous", 0, "gloo")
@@ -136,6 +135,7 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
     assert not isinstance(stock, PagedRoutedExperts)
     found: dict[str, object] = {"kernel": type(stock.quant_method.moe_kernel.fused_experts).__name__, "slots": {}}
     interpreted = backend == "triton"
+    WorkerPaging._graph_tokens = lambda *_: INTERPRETED_GRAPH_TOKENS if interpreted else GRAPH_TOKENS
     for slots in INTERPRETED_SLOTS if interpreted else SLOTS:
         paged_model, paged_config = load_it({"expert_slots": slots, "unshown_formats": True})
         layers = experts_of(paged_model)

@@ -11,7 +11,7 @@ from pathlib import Path
 import run_triton as shared  # prepares Triton
 import torch
 import vllm._custom_ops as ops
-from run_triton_in_graph import GRAPH_TOKENS
+from run_triton_in_graph import GRAPH_TOKENS, STEPS
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import biased_moe_quant_config
@@ -45,7 +45,7 @@ def main(results: str) -> None:
         unpaged, paged, unbiased = (make_experts(tensors) for tensors in (whole, paging.arena.tensors, None))
         sums = PartialOutputs(max(shared.TOKENS), shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
         kernel = InGraphKernel(paged, paging, 0, sums, GRAPH_TOKENS)
-        for tokens in shared.TOKENS * 2:
+        for tokens in STEPS:
             arguments = shared.make_arguments(tokens, random)
             weights = {"w1": whole["w13"], "w2": whole["w2"]}
             unpaged.apply(**arguments, **weights)

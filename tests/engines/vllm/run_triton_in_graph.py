@@ -24,7 +24,9 @@ from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import PartialOutputs
 from wisp.pager.store import HostStore
 
-LAYERS, STEPS = 2, 2
+LAYERS = 2
+STEPS = (*shared.TOKENS, 1)
+"""Tokens; the last step finds what the widest has left."""
 SLOTS = (1, 5, 16)
 SLOTS_OF_FILES = (3,)
 GRAPH_TOKENS = 9
@@ -56,7 +58,7 @@ def main(results: str) -> None:
         paging.arena.rows.fill_(0xFF)  # NaN
         sums = PartialOutputs(max(shared.TOKENS), shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
         kernels = [InGraphKernel(experts[layer], paging, layer, sums, GRAPH_TOKENS) for layer in range(LAYERS)]
-        for tokens in shared.TOKENS * STEPS:
+        for tokens in STEPS:
             for layer, kernel in enumerate(kernels):
                 arguments = shared.make_arguments(tokens, random)
                 whole = {name: masters[layer].tensors[name].contiguous() for name in ("w13", "w2")}
