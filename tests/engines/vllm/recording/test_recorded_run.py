@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from workload import EAGER
 
-from wisp.conversations import Conversation, Script
+from wisp.conversations import Conversation, Script, read_script
 from wisp.errors import WispError
 from wisp.kv_trace import KvEvent
 from wisp.recording import Recording
@@ -51,6 +51,27 @@ def test_predicted_faults_equal_the_engines(run):
     assert replay.total_evictions == report.counters["evictions"]
     assert replay.copied_bytes(recording.expert_bytes) == report.counters["bytes_moved"]
     assert MissCurve.total(miss_curves(recording.routing)).misses_at(SLOTS) == report.counters["faults"]
+
+
+@pytest.mark.engine
+@pytest.mark.slow
+@pytest.mark.parametrize("domain", ["python", "prose", "shell"])
+@pytest.mark.parametrize(("slots", "tokens"), [(8, 2), (16, 4)])
+def test_they_do_in_every_domain_of_the_demo(tmp_path, domain, slots, tokens):
+    recorded_run = pytest.importorskip("wisp.engines.vllm.recording.recorded_run")
+    script = read_script(MODEL.parent / "prompts.json", domain=domain)
+    flags = ("--enforce-eager", "--max-num-batched-tokens", f"{tokens}", "--max-num-seqs", "1")
+    request = recorded_run.RunRequest(
+        str(MODEL), {"expert_slots": slots, "decide": "host"}, script, str(tmp_path / "trace.npz"), flags
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in EAGER.items():
+            patch.setenv(name, value)
+        report = recorded_run.record_run(request)
+    replay = simulate(Recording.load(tmp_path / "trace.npz").routing, slots)
+    assert replay.total_references == report.counters["references"]
+    assert replay.total_faults == report.counters["faults"] > 0
+    assert replay.total_evictions == report.counters["evictions"]
 
 
 @pytest.mark.engine
