@@ -9,10 +9,12 @@ The table at the end has each step's exit code and seconds; the command ends wit
 import argparse
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +23,8 @@ from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 POLL_SECONDS = 1.0
+END_SECONDS = 30
+"""In which a step that is ended may end what it has started."""
 
 console = Console(highlight=False)
 
@@ -57,9 +61,9 @@ STEPS: Mapping[str, Step] = {
         ("iso_prefetch",),
     ),
     "models": Step("benchmarks/models/run.py --jobs 3 --results {folder}/models.json", 900, ("iso_prefetch",)),
-    "compile_cache": Step(f"{TESTS} tests/gpu/test_compile_cache.py", 300, ("iso_prefetch",)),
+    "compile_cache": Step(f"{TESTS} tests/gpu/test_compile_cache.py", 420, ("iso_prefetch",)),
     "start_plan": Step(f"{TESTS} tests/gpu/test_start_plan.py", 400, ("soak", "formats", "models", "compile_cache")),
-    "server": Step(f"{TESTS} tests/gpu/test_server.py", 300, ("start_plan",)),
+    "server": Step(f"{TESTS} tests/gpu/test_server.py", 420, ("start_plan",)),
     "recording": Step(f"{TESTS} tests/gpu/test_recording.py", 200, ("server",)),
     "load_time": Step("benchmarks/load_time/run.py --output {folder}/load_time.json", 300, ("recording",)),
     "shapes": Step("benchmarks/shapes/run.py --results {folder}/shapes.json", 900, ("load_time",)),
@@ -79,15 +83,19 @@ class Run:
         self._call = time.strftime("%Y-%m-%dT%H:%M", time.gmtime())
 
     def finish(self) -> None:
-        """Run them all, in their order."""
-        while self._waiting or self._running:
-            for name in list(self._waiting):
-                if not any(before in self._waiting or before in self._running for before in _all_before(name)):
-                    self._waiting.remove(name)
-                    self._start(name)
-            time.sleep(POLL_SECONDS)
-            for name in list(self._running):
-                self._look_at(name)
+        """Run them all, in their order; none goes on when this is interrupted."""
+        try:
+            while self._waiting or self._running:
+                for name in list(self._waiting):
+                    if not any(before in self._waiting or before in self._running for before in _all_before(name)):
+                        self._waiting.remove(name)
+                        self._start(name)
+                time.sleep(POLL_SECONDS)
+                for name in list(self._running):
+                    self._look_at(name)
+        finally:
+            for process, _ in self._running.values():
+                _stop(process)
 
     def _start(self, name: str) -> None:
         step, left = STEPS[name], self._deadline - time.monotonic()
@@ -108,8 +116,7 @@ class Run:
         if code is None and seconds <= STEPS[name].seconds:
             return
         if code is None:
-            os.killpg(process.pid, 9)
-            process.wait()
+            _stop(process)
         del self._running[name]
         how = "ended: it took too long" if code is None else "passed" if code == 0 else f"failed with {code}"
         self._end(name, f"{how}, {seconds:.0f} s")
@@ -117,6 +124,16 @@ class Run:
     def _end(self, name: str, how: str) -> None:
         self.ended[name] = how
         console.print(f"{name}: {how}", markup=False)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """End a step as Ctrl-C does, since a server in a session of its own is ended by the step alone; then by force."""
+    with suppress(ProcessLookupError):  # nothing is left of it
+        os.killpg(process.pid, signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _all_before(name: str) -> set[str]:
