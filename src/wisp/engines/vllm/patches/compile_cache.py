@@ -4,7 +4,9 @@ Why: vLLM keeps what torch.compile made under a hash of the whole configuration.
 that one more slot would mean a minute of compiling the same code again; and code compiled twice may differ in its last
 bits, since the compiler measures variants of a kernel and takes the fastest.
 What: computes the hash of a copy without our settings. On a GPU that is the hash of the unpaged engine. On a CPU the
-compiled code calls our op, and a mark in place of the settings tells it from the unpaged engine's.
+compiled code calls our op, and a mark in place of the settings tells it from the unpaged engine's. vLLM makes two other
+things of the hash: `system_fingerprint` in its answers, which no longer tells settings apart, and the KV size kept by
+VLLM_ENABLE_STARTUP_PLAN, which depends on them and is refused (`checks.py`).
 Versions: 0.32. Ends when: vLLM lets plug-ins say which of their settings change the compiled code.
 """
 
