@@ -160,6 +160,12 @@ def test_speed_is_told_of_as_many_streams_as_were_recorded(wisp, planned, tmp_pa
     assert planned(QWEN, *ISSUE)["streams"] == 4
 
 
+def test_the_most_sequences_are_written_out(wisp, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    many = ("--gpu-memory", "100GiB", "--max-model-len", "256", "--max-num-seqs", "1024")
+    assert "tok/s 1024" in wisp("plan", QWEN, *many).out
+
+
 def test_a_recording_tells_decode_steps_and_its_experts(wisp, tmp_path):
     routing = RoutingTrace.load(save_trace(tmp_path / "t.npz"))
     prefill = np.array([2, 0] * 32, dtype=np.int64)

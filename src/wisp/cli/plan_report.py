@@ -133,7 +133,7 @@ def _baseline(name: str, row: Row) -> str:
 
 
 def _table(answer: Plan) -> Any:
-    streams = f"{answer.demand.streams:.3g}"
+    streams = f"{answer.demand.streams:.4g}"
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, caption=CAPTION)
     headings = ("slots", "KV tokens", "seqs", "hits", "tok/s 1", f"tok/s {streams}", "TTFT", "lost", "s/s", "")
     for heading in headings:

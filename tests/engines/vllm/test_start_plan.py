@@ -81,6 +81,7 @@ def test_the_plan_is_told_in_five_lines(replies, plan):
         lines[2:], ("tok/s for one stream", "128MiB more would save", "4 conversations, 4 at once"), strict=True
     ):
         assert told in line
+    assert " for 4, first token" in lines[2]
 
 
 def test_answers_and_schedule_are_those_of_the_unpaged_engine(replies):

@@ -223,7 +223,7 @@ def _five_lines(answer: Plan, size: str) -> list[str]:
         + _where_bytes_go(answer.budget, answer.layout, chosen.expert_slots, chosen.kv_blocks),
         f"why: {why(answer)}",
         f"expected: {choice.hit_ratio:.1%} hits, {choice.decode_tok_s:.1f} tok/s for one stream, "
-        f"{choice.decode_tok_s_all:.1f} for {workload.sequences}, first token of a turn after "
+        f"{choice.decode_tok_s_all:.1f} for {answer.demand.streams:.4g}, first token of a turn after "
         f"{format_seconds(choice.ttft_s)}, {choice.lost_share:.0%} of turns without their history",
         f"128MiB more would save {format_seconds(split.value_of_more_experts)} a second of work as slots, "
         f"{format_seconds(split.value_of_more_kv)} as KV{second}",
