@@ -84,6 +84,7 @@ class Run:
 
     def finish(self) -> None:
         """Run them all, in their order; none goes on when this is interrupted."""
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell has its background ignore it, and so steps
         try:
             while self._waiting or self._running:
                 for name in list(self._waiting):

@@ -48,7 +48,7 @@ def test_a_step_starts_when_what_it_waits_for_has_ended(run, tmp_path):
 
 
 def test_a_step_that_takes_too_long_may_end_what_it_has_started(run, tmp_path):
-    ended = run({"slow": (WAITS, 3), "long": ("-c pass", 600)}, 1)
+    ended = run({"slow": (WAITS, 5), "long": ("-c pass", 600)}, 1)
     assert (tmp_path / "started").exists()
     assert (tmp_path / "ended").exists()
     assert ended["slow"].startswith("ended: it took too long")
