@@ -81,7 +81,8 @@ def kv_bytes_at_start(vllm_worker: Any, paging: "WorkerPaging", measure: Callabl
 
 def _measured(vllm_worker: Any, paging: "WorkerPaging", total_bytes: int, measure: Callable[[], int]) -> dict[str, int]:
     """What this engine takes on its GPU beside slots and KV, by kind; the same on every rank."""
-    vllm_worker.requested_memory = total_bytes - CUDA_CONTEXT_BYTES  # as at its first look, if it is vLLM's own worker
+    # vLLM's own worker has it from its first look; a worker of another class may have asked vLLM for its share
+    vllm_worker.requested_memory = total_bytes - CUDA_CONTEXT_BYTES
     kv_bytes = measure()
     if vllm_worker.cache_config.kv_cache_memory_bytes is not None:
         raise ConfigError(
