@@ -8,12 +8,11 @@ from types import ModuleType
 
 import pytest
 
-WAITS = """-c 'import pathlib, time
-try:
-    pathlib.Path("{folder}", "started").touch()
-    time.sleep(60)
-finally:
-    pathlib.Path("{folder}", "ended").touch()'"""
+WAITS = """-c 'import pathlib, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+pathlib.Path("{folder}", "started").touch()
+signal.sigwait([signal.SIGINT])
+pathlib.Path("{folder}", "ended").touch()'"""
 
 
 @pytest.fixture
