@@ -191,6 +191,7 @@ def check_recording(url, before):
     assert recording.routing.widths().sum() == asked > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_an_engine_that_cannot_start_ends_with_its_reason(command, checkpoint, tmp_path):
     """Checked in a worker: the front end does not know the size of a layer's experts."""

@@ -31,7 +31,7 @@ from wisp.trace import RoutingTrace
 from wisp.workingset.curve import MissCurve
 from wisp.workingset.histogram import ExpertHistogram
 
-LAYERS, STEPS = 2, 20
+LAYERS, STEPS = 2, 12
 SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2), (70, 44, 4, 18))
 """(experts, slots, top-k, tokens a step): more experts in a step than slots or not, all in slots, ids of several chunks
 and sets of several words."""

@@ -38,7 +38,7 @@ def test_steps_wider_than_the_slots_occur(report):
 
 
 def test_faults_and_evictions_are_those_of_the_host(report, request):
-    steps = 20 if request.node.callspec.params["report"] == "interleaved" else 10
+    steps = 12 if request.node.callspec.params["report"] == "interleaved" else 6
     for replay in report["replays"]:
         assert replay["faults"][0] == replay["faults"][1]
         assert replay["evictions"][0] == replay["evictions"][1]

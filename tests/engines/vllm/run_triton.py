@@ -34,7 +34,7 @@ from wisp.resident import ResidentSet
 
 EXPERTS, TOP_K, HIDDEN, INNER = 16, 4, 64, 32
 TOKENS = (1, 2, 9, 24)
-SLOTS = (1, 2, 3, 5, 15, 16)
+SLOTS = (1, 3, 5, 16)
 DTYPE = torch.float16
 """Triton's interpreter multiplies bfloat16 as if its bits were whole numbers, beside which a small term is nothing."""
 

@@ -118,7 +118,7 @@ def test_models_differ(models):
 
 
 def test_compiled_and_on_several_threads(engines, checkpoint):
-    model = checkpoint("qwen3_moe", num_hidden_layers=2)
+    model = checkpoint("qwen3_moe", num_hidden_layers=1)
     args = {"enforce_eager": False}
     replies = engines({"stock": make_request(model, **args), "paged": make_request(model, {"expert_slots": 5}, **args)})
     paged = replies["paged"]

@@ -109,6 +109,7 @@ def test_concurrent_clients_get_what_the_unpaged_engine_answers():
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_slots_that_cannot_be_exit_with_2():
     done = run("--slots", "33", "--layerwise")  # which starts no unpaged engine before
     assert done.returncode == 2
