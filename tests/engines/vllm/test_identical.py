@@ -117,6 +117,7 @@ def test_models_differ(models):
     assert len({str(models[f"{name}, stock"]["phases"]) for name in MODELS}) == len(MODELS)
 
 
+@pytest.mark.slow
 def test_compiled_and_on_several_threads(engines, checkpoint):
     model = checkpoint("qwen3_moe", num_hidden_layers=1)
     args = {"enforce_eager": False}

@@ -6,7 +6,7 @@ another rank leaves its rows of the workspaces unwritten, which are NaN at first
 
 import pytest
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -95,6 +95,7 @@ def test_broken_on_purpose_exits_with_1():
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_layers_equal_themselves_with_all_experts():
     done = run("--slots", "6", "--layerwise", "--max-tokens", "4")
     assert done.returncode == 0, done.stderr
