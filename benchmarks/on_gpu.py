@@ -1,4 +1,4 @@
-"""Everything that needs a GPU, in one command: timings alone, and beside the soak what only has to be right.
+"""What needs one GPU, in one command: timings alone, and beside the soak what only has to be right.
 
     python benchmarks/on_gpu.py --folder /tmp/wisp-on-gpu [--minutes 28] [--only soak formats]
 
