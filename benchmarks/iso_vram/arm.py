@@ -6,8 +6,10 @@ python arm.py --arm wisp --budget-gib 32
 import argparse
 import json
 import os
+import statistics as stats
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).parents[1] / "shared"))
@@ -90,6 +92,12 @@ def resize(engine: LLMEngine, slots: int) -> None:
     worker.in_graph.resize(slots)
 
 
+def median_round(rounds: list[dict[str, float]]) -> dict[str, float | list[float]]:
+    """The round whose step is the median, and every round's step beside it."""
+    middle = sorted(rounds, key=lambda found: found["step_s"])[len(rounds) // 2]
+    return {**middle, "step_s_of_rounds": [found["step_s"] for found in rounds]}
+
+
 def main() -> None:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -101,6 +109,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="512,4096")
     parser.add_argument("--max-tokens", type=int, default=4096)
     parser.add_argument("--compile-mode", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=1, help="turns, each with all batches and prompts; an odd number")
     parser.add_argument(
         "--profile-prefill", action="store_true", help="of the last budget: where the longest prompt's time goes"
     )
@@ -126,7 +135,7 @@ def main() -> None:
         _, resident = engine_args(options)
         resize(engine, resident)
         reports.append({**common, **measure(engine, options, resident)})
-    if options.profile_prefill:  # once all is measured: it leaves traces in what follows
+    if options.profile_prefill and options.arm == "wisp":  # once all is measured: it leaves traces in what follows
         reports[-1]["prefill_profile"] = prefill_profile(engine, int(options.prompts.split(",")[-1]))
     report(reports)
 
@@ -134,19 +143,24 @@ def main() -> None:
 def measure(engine: LLMEngine, options: argparse.Namespace, resident: int) -> dict[str, object]:
     """What one budget gives."""
     warm_steps, measured_steps = WARM_AND_MEASURED_STEPS.get(options.arm, (WARM_STEPS, MEASURED_STEPS))
-    steps, ttft = {}, {}
-    for batch in map(int, options.batches.split(",")):
-        steps[batch] = decode(engine, batch, warm_steps=warm_steps, measured_steps=measured_steps)
-        print(json.dumps({batch: steps[batch]}), flush=True)
-    for tokens in filter(None, options.prompts.split(",")):
-        ttft[tokens] = first_token(engine, int(tokens))
-        print(json.dumps({tokens: ttft[tokens]}), flush=True)
+    rounds: dict[int, list[dict[str, float]]] = defaultdict(list)
+    ttft: dict[str, list[float]] = defaultdict(list)
+    for number in range(options.rounds):
+        if number:
+            wait_for_turn()
+        for batch in map(int, options.batches.split(",")):
+            rounds[batch].append(decode(engine, batch, warm_steps=warm_steps, measured_steps=measured_steps))
+            print(json.dumps({batch: rounds[batch][-1]}), flush=True)
+        for tokens in filter(None, options.prompts.split(",")):
+            ttft[tokens] += first_token(engine, int(tokens))
+            print(json.dumps({tokens: ttft[tokens]}), flush=True)
     return {
         "arm": options.arm,
         "budget_gib": options.budget_gib,
         "expert_slots": resident,
-        "decode": steps,
-        "ttft_s": ttft,
+        "decode": {batch: median_round(found) for batch, found in rounds.items()},
+        "ttft_s": {tokens: stats.median(found) for tokens, found in ttft.items()},
+        "ttft_s_of_prompts": ttft,
         "free_gpu_bytes": torch.cuda.mem_get_info()[0],
         "peak_host_gib": host_peak_gib(),
     }

@@ -23,9 +23,9 @@ from together import Outcome, run_together
 HERE = Path(__file__).parent
 GROUPS = (
     "vllm-resident:67+wisp:67",
-    "wisp:23,32,44",
+    "wisp:23,32,44+vllm-prefetch:32",
     "vllm-uva:23+vllm-uva:32+vllm-uva:44",
-    *(f"vllm-prefetch:{budget}" for budget in (32, 23, 44)),
+    "vllm-prefetch:23+vllm-prefetch:44",
 )
 """At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized.
 A group fits 128 GiB of GPU memory and 110 GiB of host memory."""
@@ -60,10 +60,12 @@ def rows_of(
                 "batch": int(batch),
                 "decode_tok_s": decode["decode_tok_s"],
                 "step_s": decode["step_s"],
+                "step_s_of_rounds": decode["step_s_of_rounds"],
                 "moved_gib_a_step": decode["moved_gib_a_step"] or None,
                 "step_over_floor": decode["step_s"] / floor if floor and report["arm"] == "wisp" else None,
                 **{name: report[name] for name in ("prefill_profile",) if name in report},
-                **{name: report[name] for name in ("ttft_s", "start_s", "link_gb_s", "peak_host_gib")},
+                **{name: report[name] for name in ("ttft_s", "ttft_s_of_prompts")},
+                **{name: report[name] for name in ("start_s", "link_gb_s", "peak_host_gib")},
                 "peak_gpu_gib": peak_gib,
                 "machine": machine,
                 "call": call,

@@ -73,8 +73,8 @@ def decode(
     }
 
 
-def first_token(engine: LLMEngine, tokens: int, *, repeats: int = 4) -> float:
-    """Seconds from a prompt of `tokens` to its first token: the median of all prompts but the first."""
+def first_token(engine: LLMEngine, tokens: int, *, repeats: int = 4) -> list[float]:
+    """Seconds from a prompt of `tokens` to its first token, for all prompts but the first."""
     seconds = []
     for repeat in range(repeats):
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
@@ -85,7 +85,7 @@ def first_token(engine: LLMEngine, tokens: int, *, repeats: int = 4) -> float:
         while engine.has_unfinished_requests():
             engine.step()
         seconds.append(time.perf_counter() - start)
-    return stats.median(seconds[1:] or seconds)
+    return seconds[1:] or seconds
 
 
 def host_peak_gib() -> float:

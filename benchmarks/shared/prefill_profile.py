@@ -21,7 +21,7 @@ def prefill_profile(engine: LLMEngine, tokens: int) -> dict[str, float]:
     """
     first_token(engine, tokens)
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-        seconds = first_token(engine, tokens, repeats=1)
+        [seconds] = first_token(engine, tokens, repeats=1)
         torch.cuda.synchronize()
     events = [
         (event.start_ns(), event.start_ns() + event.duration_ns(), event.name())

@@ -2,7 +2,8 @@
 
 An arm is a program of its own: it builds its engine, calls `wait_for_turn`, measures, and ends with `report`. Run by
 hand it does not wait. Whoever runs several (`run_together`) lets one at a time measure, once all have started: the
-others hold memory meanwhile, and nothing else.
+others hold memory meanwhile, and nothing else. An arm that calls `wait_for_turn` again has its next turn once every
+other has had one, so that arms which alternate have the same hours of a noisy machine.
 """
 
 import json
@@ -12,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, Queue
@@ -75,8 +77,8 @@ class _Arm:
             self._lines.put(line.rstrip("\n"))
         self._lines.put(None)
 
-    def line(self, start: str, deadline: float) -> str:
-        """The next line that starts so, without its start.
+    def line(self, starts: str | tuple[str, ...], deadline: float) -> str:
+        """The next line that starts so, or in one of these ways.
 
         Raises:
             RuntimeError: the arm ended without, or had not said it by the deadline (of `time.monotonic`).
@@ -89,8 +91,8 @@ class _Arm:
                 raise RuntimeError(f"not done in time; until then: {said[-600:]}\n{self._last_words()}") from None
             if line is None:
                 raise RuntimeError(f"ended with {self._process.wait()}: {self._last_words()}")
-            if line.startswith(start):
-                return line.removeprefix(start)
+            if line.startswith(starts):
+                return line
             said += line + "\n"
 
     def go_on(self) -> None:
@@ -119,7 +121,7 @@ class _Arm:
 def run_together(commands: Mapping[str, Sequence[str]], timeout_seconds: float) -> Iterator[Outcome]:
     """Start all commands, measure them in their order, and yield what became of each when it has ended.
 
-    An arm has `timeout_seconds` from the start of all to become ready, and as many again for its turn.
+    An arm has `timeout_seconds` from the start of all to become ready, and as many again for each of its turns.
     """
     start = time.monotonic()
     deadline = start + timeout_seconds
@@ -136,17 +138,27 @@ def run_together(commands: Mapping[str, Sequence[str]], timeout_seconds: float) 
             except RuntimeError as error:
                 arm.kill()
                 yield Outcome(arm.name, failed=str(error))
-        for arm in ready:
-            yield _turn(arm, time.monotonic() + timeout_seconds)
+        turns = deque(ready)
+        while turns:
+            arm = turns.popleft()
+            outcome = _turn(arm, time.monotonic() + timeout_seconds)
+            if outcome is None:
+                turns.append(arm)
+            else:
+                yield outcome
     finally:
         for arm in arms:
             arm.kill()
 
 
-def _turn(arm: _Arm, deadline: float) -> Outcome:
+def _turn(arm: _Arm, deadline: float) -> Outcome | None:
+    """What has become of an arm by the end of its turn; None if it wants another."""
     try:
         arm.go_on()
-        found = json.loads(arm.line(REPORT, deadline))
+        line = arm.line((READY, REPORT), deadline)
+        if line.startswith(READY):
+            return None
+        found = json.loads(line.removeprefix(REPORT))
         arm.go_on()
         arm.end()
     except (RuntimeError, OSError) as error:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,26 @@ def test_arms_are_measured_one_after_the_other_once_all_have_started(together: M
     (slow, slow_ready, slow_begin, slow_end), (fast, fast_ready, fast_begin, _) = (each.report for each in outcomes)
     assert (slow, fast) == ("slow", "fast")
     assert fast_ready < slow_ready <= slow_begin < slow_end <= fast_begin
+
+
+def test_arms_that_want_several_turns_take_them_alternately(together: ModuleType) -> None:
+    code = f"""
+import sys, time
+sys.path.append({str(SHARED)!r})
+from together import report, wait_for_turn
+turns = []
+for _ in range(int(sys.argv[1])):
+    wait_for_turn()
+    begin = time.monotonic()
+    time.sleep(0.1)
+    turns.append([begin, time.monotonic()])
+report(turns)
+"""
+    commands = {name: [sys.executable, "-c", code, turns] for name, turns in {"a": "3", "b": "3", "c": "1"}.items()}
+    outcomes = {outcome.name: outcome.report for outcome in together.run_together(commands, 60)}
+    order = sorted((begin, end, name) for name, turns in outcomes.items() for begin, end in turns)
+    assert "".join(name for _, _, name in order) == "abcabab"
+    assert all(end <= begin for (_, end, _), (begin, _, _) in pairwise(order))
 
 
 def test_an_arm_that_fails_says_why_and_leaves_the_others_alone(together: ModuleType) -> None:
