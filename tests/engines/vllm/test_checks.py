@@ -288,7 +288,17 @@ def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():
 
 @pytest.mark.parametrize(
     ("keys", "layers"),
-    [({}, 24), ({"decoder_sparse_step": 2}, 12), ({"first_k_dense_replace": 3}, 21), ({"expert_layer_period": 5}, 5)],
+    [
+        ({}, 24),
+        ({"decoder_sparse_step": 2}, 12),
+        ({"decoder_sparse_step": 1, "mlp_only_layers": [0, 5]}, 22),
+        ({"first_k_dense_replace": 3}, 21),
+        ({"num_dense_layers": 2}, 22),
+        ({"expert_layer_period": 5}, 5),
+        ({"moe_layer_freq": [0] + 23 * [1]}, 23),
+        ({"layers_block_type": 8 * ["mamba", "moe", "attention"]}, 8),
+        ({"layers_block_type": 12 * ["mamba", "attention"], "expert_layer_period": 2}, 12),
+    ],
 )
 def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
     from types import SimpleNamespace
@@ -306,6 +316,8 @@ def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
         ({"first_k_dense_replace": 3}, (0, 8), 5),
         ({"first_k_dense_replace": 3}, (8, 16), 8),
         ({"decoder_sparse_step": 2}, (0, 7), 4),
+        ({"layers_block_type": [*20 * ["mamba"], *4 * ["moe"]]}, (12, 22), 2),
+        ({"moe_layer_freq": [*20 * [0], *4 * [1]]}, (0, 12), 1),
     ],
 )
 def test_a_stage_asks_memory_for_its_own_layers(keys, stage, layers):
