@@ -1,4 +1,7 @@
-"""Whether a worker's backing stores fit into host memory, asked before each layer is made."""
+"""Whether a worker's backing stores fit into host memory, asked before each layer is made.
+
+Beside them vLLM may be told to keep KV there (`--kv-offloading-size`), which it page-locks once all is loaded.
+"""
 
 import os
 from typing import TYPE_CHECKING
@@ -8,7 +11,7 @@ from wisp.engines.vllm.memory_claims import MemoryClaims
 from wisp.engines.vllm.moe_layers import moe_layers
 from wisp.engines.vllm.settings import WispSettings
 from wisp.pager.host_memory import HostMemory
-from wisp.units import parse_bytes
+from wisp.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,9 +38,17 @@ class HostRoom:
         layers = 1
         if not self._planned_bytes and not self._is_draft:
             layers = moe_layers(model, self._vllm_config.parallel_config)
-        need = self._planned_bytes + layer_bytes * layers
-        self._claims.claim(need, self._free_memory, f"the backing store of {model.model}")
+        need, what = self._planned_bytes + layer_bytes * layers, f"the backing store of {model.model}"
+        if kv_bytes := 0 if self._is_draft else self._offloaded_kv_bytes():
+            need, what = need + kv_bytes, f"{what}, beside {format_bytes(kv_bytes)} of KV that is kept there,"
+        self._claims.claim(need, self._free_memory, what)
         self._planned_bytes += layer_bytes
+
+    def _offloaded_kv_bytes(self) -> int:
+        """This rank's share of the KV that vLLM is to keep in host memory; it knows its connectors' by this key."""
+        transfer = self._vllm_config.kv_transfer_config
+        whole = transfer.kv_connector_extra_config.get("cpu_bytes_to_use", 0) if transfer is not None else 0
+        return int(whole) // int(self._vllm_config.parallel_config.world_size)
 
     def _free_memory(self) -> HostMemory:
         """As it is before the first backing store is made, or as the user says."""
