@@ -23,12 +23,15 @@ from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CO
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import PartialOutputs
 from wisp.pager.store import HostStore
+from wisp.resident import NOT_RESIDENT
 
 LAYERS = 2
 STEPS = (*shared.TOKENS, 1)
 """Tokens; the last step finds what the widest has left."""
 SLOTS = (1, 5, 16)
 SLOTS_OF_FILES = (3,)
+PADDED = {2: 1, 9: 2}
+"""Of so many tokens the last ones only fill the step up to the size of a graph: vLLM marks their choices."""
 GRAPH_TOKENS = 9
 """Of 1, 2, 9 and 24 tokens a step the widest is streamed."""
 
@@ -61,6 +64,8 @@ def main(results: str) -> None:
         for tokens in STEPS:
             for layer, kernel in enumerate(kernels):
                 arguments = shared.make_arguments(tokens, random)
+                real = tokens - PADDED.get(tokens, 0)
+                arguments["topk_ids"][real:] = NOT_RESIDENT
                 whole = {name: masters[layer].tensors[name].contiguous() for name in ("w13", "w2")}
                 experts[layer].apply(**arguments, w1=whole["w13"], w2=whole["w2"])
                 expected = arguments["output"].clone()
@@ -72,9 +77,9 @@ def main(results: str) -> None:
                         "slots": slots,
                         "in_files": in_files,
                         "tokens": tokens,
-                        "identical": shared.same_bits(expected, arguments["output"]),
+                        "identical": shared.same_bits(expected[:real], arguments["output"][:real]),
                         "sorts": len(sorts),
-                        "finite": bool(expected.isfinite().all()),
+                        "finite": bool(expected[:real].isfinite().all()),
                     }
                 )
         paging.state.refresh_mirror()
