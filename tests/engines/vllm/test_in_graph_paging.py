@@ -3,6 +3,8 @@
 import json
 import time
 from pathlib import Path
+from threading import Event, Thread
+from types import SimpleNamespace
 
 import pytest
 from file_store import write_store
@@ -122,3 +124,31 @@ def test_no_publisher_holds_on_to_slots_that_are_made_anew():
     assert worker.publisher is None
     assert worker.in_graph is None
     assert worker.counters.facts.expert_slots == 8
+
+
+def test_what_was_read_before_does_not_overtake_what_was_read_later():
+    """The publisher's thread is held up between reading and passing on, while somebody asks for exact counts."""
+    has_read, may_go_on, counted = Event(), Event(), [1.0]
+
+    def totals():
+        steps = counted[0]
+        if not has_read.is_set():
+            has_read.set()
+            may_go_on.wait(20)
+        return {"steps": steps}
+
+    worker = WorkerPaging(WispSettings(4), None, None)
+    worker.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
+    worker.counters.add_layer("layer", page_locked=True)
+    state = SimpleNamespace(refresh_mirror=lambda: None)
+    worker.in_graph = SimpleNamespace(pagers=[SimpleNamespace(totals=totals)], state=state)
+    publisher, asked = Thread(target=worker.publish), Thread(target=worker.publish, kwargs={"exactly": True})
+    publisher.start()
+    assert has_read.wait(20)
+    counted[0] = 2.0
+    asked.start()
+    asked.join(0.2)  # it has to wait
+    may_go_on.set()
+    publisher.join()
+    asked.join()
+    assert worker.counters.layer(0)["steps"] == 2.0

@@ -3,6 +3,7 @@
 import gc
 import weakref
 from dataclasses import dataclass, field, replace
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,6 +76,8 @@ class WorkerPaging:
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     publisher: "Publisher | None" = None
+    publishing: Lock = field(default_factory=Lock)
+    """Held while counts are read and passed on: what was read later must not be overtaken by what was read before."""
     modules: list[Any] = field(default_factory=list)
     """Weak references to the paged layers, by place."""
     draft: "WorkerPaging | None" = None
@@ -176,11 +179,12 @@ class WorkerPaging:
         `exactly` waits for the device; otherwise the counters may be some steps behind.
         """
         in_graph = self.in_graph
-        if exactly and in_graph is not None:
-            in_graph.state.refresh_mirror()
-        if in_graph is not None and self.counters is not None:
-            for row, pager in enumerate(in_graph.pagers[: len(self.counters.layers)]):
-                self.counters.put(row, **pager.totals())
+        with self.publishing:
+            if exactly and in_graph is not None:
+                in_graph.state.refresh_mirror()
+            if in_graph is not None and self.counters is not None:
+                for row, pager in enumerate(in_graph.pagers[: len(self.counters.layers)]):
+                    self.counters.put(row, **pager.totals())
         if self.draft is not None:
             self.draft.publish(exactly=exactly)
 
@@ -251,11 +255,12 @@ class WorkerPaging:
             store.check()
         for pager in self.pagers.values():
             pager.reset()
-        if self.in_graph is not None:
-            self.in_graph.state.reset()
-            # following the ring takes host time of its own
-            self.routing = self.in_graph.routing_histogram() if self.settings.measure else None
-        if self.counters is not None:
-            self.counters.reset()
+        with self.publishing:
+            if self.in_graph is not None:
+                self.in_graph.state.reset()
+                # following the ring takes host time of its own
+                self.routing = self.in_graph.routing_histogram() if self.settings.measure else None
+            if self.counters is not None:
+                self.counters.reset()
         if self.draft is not None:
             self.draft.forget_warm_up()
