@@ -5,10 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
+from wisp.cli.spread import spread
 from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
 from wisp.recording import Recording
-
-SHOWN_CAPACITIES = 9
 
 
 def curve(
@@ -96,20 +95,13 @@ def as_dict(title: str, summary: Any) -> dict[str, Any]:
     }
 
 
-def shown_capacities(widest: int, num_experts: int, slots: int | None) -> list[int]:
-    """About nine numbers of slots from the widest step to all experts, and the chosen one."""
-    span = num_experts - widest
-    spread = {widest + round(span * index / (SHOWN_CAPACITIES - 1)) for index in range(SHOWN_CAPACITIES)}
-    return sorted(spread | ({slots} if slots is not None else set()))
-
-
 def capacity_table(summary: Any, slots: int | None) -> Any:
     """Misses of all layers by the number of slots."""
     total = summary.total
     table = _table("all layers together")
     for heading in ("slots", "miss ratio", "misses/step", "one slot more saves", "steps without a miss"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for capacity in shown_capacities(summary.widest_step, summary.trace.num_experts, slots):
+    for capacity in spread(summary.widest_step, summary.trace.num_experts, slots):
         table.add_row(
             f"{capacity}",
             f"{total.miss_ratio(capacity):.1%}",

@@ -3,11 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from wisp.cli.spread import spread
 from wisp.errors import ConfigError
 from wisp.kv_trace import KvTrace
 from wisp.workingset import KvReuse
-
-SHOWN_SIZES = 9
 
 
 class KvRow(NamedTuple):
@@ -21,8 +20,7 @@ class KvRow(NamedTuple):
 def shown_sizes(reuse: KvReuse, chosen: int | None) -> list[int]:
     """About nine pools from the widest step to one in which nothing is lost, and the chosen one."""
     first, last = max(1, reuse.widest_step), max(1, reuse.widest_step, int(reuse.depths.max(initial=0)) + 1)
-    spread = {first + round((last - first) * index / (SHOWN_SIZES - 1)) for index in range(SHOWN_SIZES)}
-    return sorted(spread | ({chosen} if chosen is not None else set()))
+    return spread(first, last, chosen)
 
 
 def check_blocks(kv: KvTrace | None, blocks: int | None) -> None:

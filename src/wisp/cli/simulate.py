@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from wisp.cli.spread import spread
 from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.policies import OFFLINE_POLICIES, POLICIES
@@ -14,7 +15,6 @@ from wisp.trace import RoutingTrace
 from wisp.units import format_bytes, parse_bytes
 
 DEFAULT_POLICIES = "lru,lfru,least_stale,belady"
-RANGE_COUNTS = 9
 
 
 def simulate(
@@ -145,11 +145,6 @@ def parse_slots(text: str, option: str = "--slots") -> list[int]:
     except ValueError:
         raise ConfigError(f"{option} takes 8,12,16 or 8:32 or 8:32:2 (the smaller first), not {text!r}") from None
     return list(range(first, last + 1, *step)) if step else spread(first, last)
-
-
-def spread(first: int, last: int) -> list[int]:
-    """At most nine whole numbers from `first` to `last`, evenly, ends included."""
-    return sorted({first + round((last - first) * index / (RANGE_COUNTS - 1)) for index in range(RANGE_COUNTS)})
 
 
 def _all_slots(trace: RoutingTrace) -> list[int]:
