@@ -11,27 +11,20 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any
 
+from wisp.engines.vllm.patches.once import once
+from wisp.engines.vllm.patches.worker_class import worker_class
+
 Answer = Callable[[Any, Callable[[], int]], int]
-_installed = False
 
 
+@once
 def install(answer: Answer) -> None:
     """Have `answer(worker, original)` say how many bytes KV gets in this process; the first call counts."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        from vllm.v1.worker.cpu_worker import CPUWorker as Worker
-    else:
-        from vllm.v1.worker.gpu_worker import Worker
-
-    original = Worker.determine_available_memory
+    worker = worker_class()
+    original = worker.determine_available_memory
 
     @wraps(original)
     def determine_available_memory(self: Any) -> int:
         return answer(self, partial(original, self))
 
-    Worker.determine_available_memory = determine_available_memory
+    worker.determine_available_memory = determine_available_memory

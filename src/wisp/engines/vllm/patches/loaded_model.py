@@ -11,15 +11,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-_installed = False
+from wisp.engines.vllm.patches.once import once
 
 
+@once
 def install(check: Callable[[Any], None]) -> None:
     """Wrap the method in this process; the first call counts."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     from vllm.v1.worker.gpu_worker import Worker  # the CPU's is a subclass, and inherits it
 
     original = Worker.load_model

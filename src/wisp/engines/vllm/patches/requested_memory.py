@@ -11,15 +11,12 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-_installed = False
+from wisp.engines.vllm.patches.once import once
 
 
+@once
 def install(answer: Callable[[Any, Any], int | None]) -> None:
     """Replace the name where this process's worker uses it; the first call counts."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     from vllm.config import get_current_vllm_config
     from vllm.v1.worker import gpu_worker
 

@@ -10,23 +10,15 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
-_installed = False
+from wisp.engines.vllm.patches.once import once
+from wisp.engines.vllm.patches.worker_class import worker_class
 
 
+@once
 def install(forget: Callable[[Any], None]) -> None:
     """Call `forget` with the engine's configuration after every warm-up in this process; the first call counts."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        from vllm.v1.worker.cpu_worker import CPUWorker as Worker
-    else:
-        from vllm.v1.worker.gpu_worker import Worker
-
-    original = Worker.compile_or_warm_up_model
+    worker = worker_class()
+    original = worker.compile_or_warm_up_model
 
     @wraps(original)
     def compile_or_warm_up_model(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -34,4 +26,4 @@ def install(forget: Callable[[Any], None]) -> None:
         forget(self.vllm_config)
         return result
 
-    Worker.compile_or_warm_up_model = compile_or_warm_up_model
+    worker.compile_or_warm_up_model = compile_or_warm_up_model

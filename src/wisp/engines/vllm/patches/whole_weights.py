@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
+from wisp.engines.vllm.patches.once import once
 from wisp.errors import UnsupportedError
 
 METHODS = {
@@ -23,15 +24,10 @@ METHODS = {
 }
 """By name, what each would do to a paged engine, and what to do instead."""
 
-_installed = False
 
-
+@once
 def install(is_paged: Callable[[Any], bool]) -> None:
     """Refuse the methods in this process for workers that `is_paged` says are; the first call counts."""
-    global _installed
-    if _installed:
-        return
-    _installed = True
     from vllm.v1.worker.gpu_worker import Worker  # the CPU's is a subclass, and inherits them
 
     for name, why in METHODS.items():
