@@ -1,5 +1,6 @@
 """What `wisp serve` adds to vLLM's own server: the configuration, reasons that reach the user, a clean end."""
 
+import asyncio
 import multiprocessing
 import os
 import signal
@@ -22,11 +23,12 @@ SETTINGS = WispSettings(expert_slots=8)
 
 @pytest.fixture(autouse=True)
 def directory(tmp_path, monkeypatch):
-    """Shared files go to a directory of this test; a signal handler of a run does not stay."""
+    """Shared files go to a directory of this test; the signal handlers of a run do not stay."""
     monkeypatch.setattr(counter_files.tempfile, "gettempdir", lambda: str(tmp_path))
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield counter_files.directory()
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture
@@ -116,6 +118,18 @@ def test_a_run_leaves_neither_files_nor_processes_nor_variables(vllm_does, direc
 
 def test_sigterm_before_vllm_has_a_handler_ends_the_run_cleanly(vllm_does, directory):
     vllm_does(lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    assert list(directory.iterdir()) == []
+
+
+def test_ctrl_c_does_not_wait_for_what_blocks_the_event_loop(vllm_does, directory):
+    async def start():
+        os.kill(os.getpid(), signal.SIGINT)
+        raise RuntimeError("Engine core initialization failed.")  # for the engines were interrupted, too
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    vllm_does(lambda: asyncio.run(start()))
     with pytest.raises(KeyboardInterrupt):
         run()
     assert list(directory.iterdir()) == []

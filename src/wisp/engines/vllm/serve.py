@@ -93,7 +93,7 @@ def _run(arguments: Sequence[str], settings: WispSettings, device: str) -> None:
 @contextmanager
 def _sole_run() -> Iterator[Path]:
     """Names for what the processes of this run share, in the environment; at the end nothing of it is left."""
-    signal.signal(signal.SIGTERM, _interrupt)  # until vLLM installs its own handler
+    _interrupt_at_once()
     owner = str(os.getpid())
     counter_files.prepare_directory()
     counter_files.remove_owned(owner)  # of an earlier process with this id
@@ -106,6 +106,17 @@ def _sole_run() -> Iterator[Path]:
         _end_children()
         counter_files.remove_owned(owner)
         del os.environ[failure.FILE_VARIABLE], os.environ[counter_files.OWNER_VARIABLE]
+
+
+def _interrupt_at_once() -> None:
+    """Let SIGTERM, and Ctrl-C where it is not ignored, interrupt, until vLLM installs handlers of its own.
+
+    Python's own handler of Ctrl-C gives way to that of the event loop, which waits for what blocks it: a start-up would
+    go on until its engines, whom a terminal interrupts too, are missed.
+    """
+    signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
 
 
 def _interrupt(*_: object) -> None:
