@@ -38,7 +38,7 @@ def test_what_makes_no_sense_is_refused_before_an_engine_starts(refused, model, 
 
 
 def test_a_model_that_is_not_here_is_refused(refused):
-    assert "name a config.json, or the folder that holds one" in refused("Owner/Some-MoE")
+    assert "`hf download Owner/Some-MoE config.json`" in refused("Owner/Some-MoE")
 
 
 @pytest.mark.engine

@@ -94,6 +94,27 @@ def test_the_serve_line_is_the_choice(planned, tmp_path):
     assert planned(QWEN, *ISSUE)["serve"].startswith("wisp serve MODEL --expert-slots"), "beside it lies no model"
 
 
+@pytest.mark.parametrize("variable", ["HF_HUB_CACHE", "HF_HOME", "XDG_CACHE_HOME"])
+def test_a_downloaded_model_is_planned_for_by_its_name(planned, monkeypatch, tmp_path, variable):
+    for other in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
+    below = {"HF_HUB_CACHE": "", "HF_HOME": "hub", "XDG_CACHE_HOME": "huggingface/hub"}[variable]
+    kept = tmp_path / below / "models--Owner--Some-MoE"
+    for revision, text in (("0" * 40, "{}"), ("1" * 40, QWEN.read_text())):
+        (kept / "snapshots" / revision).mkdir(parents=True)
+        (kept / "snapshots" / revision / "config.json").write_text(text)
+    (kept / "refs").mkdir()
+    (kept / "refs" / "main").write_text("1" * 40)
+    assert planned("Owner/Some-MoE", *ISSUE)["serve"].startswith("wisp serve Owner/Some-MoE --expert-slots 38 ")
+
+
+def test_a_model_that_was_not_downloaded_is_refused_with_the_command_that_downloads_it(refused, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert "`hf download Owner/Some-MoE config.json`" in refused("Owner/Some-MoE", *ISSUE)
+    assert "there is no nowhere; name a config.json" in refused("nowhere", *ISSUE)
+
+
 def test_rows_beside_the_checkpoint_s_files_are_counted_and_the_serve_line_asks_for_them(planned):
     memory, files = planned(QWEN, *ISSUE), planned(QWEN, *ISSUE, "--backing-store", "checkpoint")
     expert_bytes = files["slot_bytes"] // 48
@@ -352,7 +373,7 @@ def test_a_file_that_is_no_trace_is_refused(refused, tmp_path):
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("Owner/Some-MoE", "name a config.json, or the folder that holds one"), ("/no/such/folder", "there is no")],
+    [("nowhere", "name a config.json, or the folder that holds one"), ("/no/such/folder", "there is no")],
 )
 def test_a_model_that_is_not_here_is_refused(refused, model, told):
     assert told in refused(model, *ISSUE)

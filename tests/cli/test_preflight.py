@@ -155,6 +155,11 @@ def test_a_misspelt_relative_folder_is_refused(refused, model, monkeypatch):
     assert "there is no folder" in refused(f"{model.parent.name}/modle", *SLOTS)
 
 
+def test_a_name_without_an_owner_is_a_misspelt_folder(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert "there is no folder modle" in refused("modle", *SLOTS)
+
+
 def test_the_name_of_a_model_on_a_hub_is_left_to_vllm(wisp, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert wisp("serve", "Owner/Some-MoE", *SLOTS).started[0][0] == ["Owner/Some-MoE"]

@@ -18,7 +18,7 @@ STREAMS, CONTEXT = 8, 4096
 
 def calibrate(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, or a downloaded model's name.")],
     output: Annotated[
         Path | None, typer.Option("-o", "--output", metavar="FILE", help="In place of the usual file in the cache.")
     ] = None,
@@ -32,13 +32,14 @@ def calibrate(
     will be given, such as --enforce-eager, belong here too. Further options go to vLLM.
     """
     from wisp.allocator.model_shape import read_model_shape
+    from wisp.cli.hub_cache import config_of
     from wisp.cli.preflight import check_serve
     from wisp.cli.trace_file import check_output
     from wisp.engines.vllm.calibrate.request import CalibrationRequest
 
     if output is not None:
         check_output(output)
-    shape = read_model_shape(model)
+    shape = read_model_shape(config_of(model))
     slots = expert_slots or min(2 * shape.top_k, max(shape.top_k, shape.num_experts // 2))
     if slots < shape.top_k:
         raise ConfigError(f"--expert-slots is {slots}, but a token needs {shape.top_k} experts; give so many or more")

@@ -23,9 +23,8 @@ def local_folder(model: str) -> Path | None:
     A hub's names are `owner/name`; one whose first part is a folder here is more likely a path with a typing error.
     """
     path = Path(model).expanduser()
-    if path.exists() or path.is_absolute() or model.startswith((".", "~")) or model.count("/") > 1:
-        return path
-    return path if "/" in model and path.parent.is_dir() else None
+    is_path = path.exists() or path.is_absolute() or model.startswith((".", "~")) or model.count("/") != 1
+    return path if is_path or path.parent.is_dir() else None
 
 
 def check_checkpoint(folder: Path, *, with_weights: bool = True) -> None:

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def plan(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="A config.json, or the folder that holds one.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="MODEL", help="A config.json, the folder that holds one, or a downloaded model's name."),
+    ],
     gpu_memory: Annotated[str, typer.Option(metavar="SIZE", help="What the engine may take in all, such as 24GiB.")],
     max_model_len: Annotated[
         int | None, typer.Option(metavar="N", help=f"Longest sequence in tokens; {USUAL_CONTEXT} if left.")
@@ -53,12 +56,13 @@ def plan(
     from wisp.allocator.plan import make_plan
     from wisp.allocator.question import Question
     from wisp.allocator.workload import Workload
+    from wisp.cli.hub_cache import config_of
     from wisp.cli.plan_report import as_dict, print_plan, serve_line
     from wisp.recording import Recording
 
     total_bytes = parse_budget(gpu_memory, "--gpu-memory")
     overhead = ENGINE_OVERHEAD_BYTES if engine_overhead is None else parse_budget(engine_overhead, "--engine-overhead")
-    shape = read_model_shape(model)
+    shape = read_model_shape(config_of(model))
     in_files = backing_store == "checkpoint"
     if in_files and shape.expert_format.is_quantised:
         raise UnsupportedError(

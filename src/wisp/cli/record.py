@@ -126,7 +126,7 @@ def _all_experts(model: str) -> str:
     from wisp.cli.checkpoint import expert_counts, local_folder, read_config
 
     folder = local_folder(model)
-    if folder is None and _HOST_AND_PORT.fullmatch(model):
+    if _HOST_AND_PORT.fullmatch(model) and not Path(model).exists():
         raise ConfigError(f"{model} is no model; if a server runs there, write http://{model}")
     counts = [] if folder is None else expert_counts(read_config(folder))
     if not counts:
