@@ -39,6 +39,7 @@ def test_help_loads_neither_torch_nor_an_engine(words):
         ("serve", "some/model", "--expert-slots", "none"),
         ("serve", "some/model", "--expert-slots", "4", "--policy", "mru"),
         ("serve", "some/model", "--expert-slots", "4", "--cpu-offload-gb", "4"),
+        ("verify", "/no/such/folder", "--slots", "4"),
         ("stats", "http://127.0.0.1:9"),
     ],
 )

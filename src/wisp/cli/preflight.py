@@ -44,7 +44,7 @@ def check_policy(policy: str) -> None:
 def check_model(model: str, expert_slots: int, args: Sequence[str]) -> None:
     """Look at a local checkpoint; the name of a model on a hub is left to vLLM."""
     if model.startswith("-"):
-        raise ConfigError(f"name the model first, as in: wisp serve MODEL --expert-slots 16 {model} ...")
+        raise ConfigError(f"name the model first, before the engine's own flags: MODEL {model} ...")
     folder = local_folder(model)
     if folder is not None:
         check_checkpoint(folder, with_weights=flag_value(args, "--load-format") != "dummy")

@@ -9,7 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from wisp.cli.preflight import check_model
 from wisp.errors import ConfigError
+from wisp.policies import POLICIES
 
 if TYPE_CHECKING:
     from wisp.engines.vllm.settings import WispSettings
@@ -22,11 +24,11 @@ CAPTION = "tokens, logprobs: same answers of all; cached: tokens from the prefix
 
 def verify(
     context: typer.Context,
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a name that vLLM can load.")],
-    slots: Annotated[str, typer.Option(help="Slot counts to compare, such as 4,8,16.")],
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, or a name that vLLM can load.")],
+    slots: Annotated[str, typer.Option(metavar="SLOTS", help="Slot counts to compare, such as 4,8,16.")],
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each request.", min=1)] = 32,
     prompts: Annotated[Path | None, typer.Option(help="File with one prompt a line.", exists=True)] = None,
-    policy: Annotated[str, typer.Option(help="Replacement policy.")] = "lru",
+    policy: Annotated[str, typer.Option(help=f"Who is evicted: {', '.join(POLICIES)}.")] = POLICIES[0],
     decide: Annotated[str, typer.Option(help="Where paging is decided: auto, device or host.")] = "auto",
     backing_store: Annotated[str, typer.Option(help="Where all experts are: memory or checkpoint.")] = "memory",
     break_: Annotated[bool, typer.Option("--break", help="Load wrong experts on purpose: must differ.")] = False,
@@ -41,6 +43,7 @@ def verify(
 
     Further options go to vLLM, for both engines. Exits with 1 if anything differs.
     """
+    check_model(model, 1, context.args)  # slots that are too many are told by the engine's own check
     from wisp.engines.vllm.settings import WispSettings
     from wisp.engines.vllm.verify.compare import engine_flags
 
