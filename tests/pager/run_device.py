@@ -1,4 +1,4 @@
-"""Pages random routing on the "device", in Triton's interpreter, beside `ResidentSet`; writes down what differs.
+"""Pages random and recorded routing on the "device", in Triton's interpreter, beside `ResidentSet`; says what differs.
 
 python run_device.py RESULTS.json
 """
@@ -26,6 +26,7 @@ from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
 from wisp.pager.stream import ExpertStream, StreamShape
 from wisp.policies import make_policy
+from wisp.recording import Recording
 from wisp.resident import NOT_RESIDENT, ResidentSet
 from wisp.trace import RoutingTrace
 from wisp.workingset.curve import MissCurve
@@ -35,6 +36,9 @@ LAYERS, STEPS = 2, 12
 SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2), (70, 44, 4, 18))
 """(experts, slots, top-k, tokens a step): more experts in a step than slots or not, all in slots, ids of several chunks
 and sets of several words."""
+RECORDED = Path(__file__).parents[2] / "demo" / "traces" / "prose.npz"
+RECORDED_STEPS, RECORDED_SLOTS = 32, 7
+"""Of the demo model's decoding: four experts of 32 a step."""
 STAGING = StreamShape(group_experts=3, groups=2)
 WEIGHTS = {"w13": ((8, 6), torch.float32), "w2": ((6, 4), torch.float32)}
 QUANTISED = {"w13": ((5, 16), torch.int32), "scale": ((), torch.float32), "w2": ((64, 300), torch.uint8)}
@@ -98,8 +102,12 @@ def replay(
     folder=None,
     steps: int = STEPS,
     resizes: tuple[int, ...] = (),
+    trace: RoutingTrace | None = None,
 ) -> dict[str, object]:
-    """The device beside the host, step by step; every fourth step there are as many slots as `resizes` says next."""
+    """The device beside the host, step by step; every fourth step there are as many slots as `resizes` says next.
+
+    Routing is that of a `trace`, with `top_k` experts in each of `tokens` rows, or else random.
+    """
     layers = Layers(experts, slots, tensors, planar=planar, folder=folder)
     residents = [ResidentSet(experts, slots, make_policy("lru")) for _ in range(LAYERS)]
     wrong: list[str] = []
@@ -117,7 +125,9 @@ def replay(
                     if layers.state.row_of[layer, expert] != row or not layers.holds(layer, row, expert):
                         wrong.append(f"step {step}, layer {layer}: expert {expert} after a resize")
         for layer, (pager, resident) in enumerate(zip(layers.pagers, residents, strict=True)):
-            ids = torch.tensor([random.sample(range(experts), top_k) for _ in range(tokens)], dtype=torch.int32)
+            drawn = [random.sample(range(experts), top_k) for _ in range(tokens)]
+            drawn = drawn if trace is None else np.reshape(trace.layer(layer)[step], (tokens, top_k))
+            ids = torch.tensor(drawn, dtype=torch.int32)
             if step % 3 == 0:  # as an engine pads a step to the size of a graph
                 ids = torch.cat([ids, torch.full((2, top_k), NOT_RESIDENT, dtype=torch.int32)])
             plan = resident.plan(ids[ids >= 0].tolist(), direct=True)
@@ -240,6 +250,8 @@ def main(results: str) -> None:
                 ("in files", False, IN_FILES, folder, STEPS // 2),
             )
         }
+    recorded = Recording.load(RECORDED).phase("decode")
+    report["recorded"] = replay(32, RECORDED_SLOTS, 4, 1, planar=False, steps=RECORDED_STEPS, trace=recorded)
     Path(results).write_text(json.dumps(report))
 
 

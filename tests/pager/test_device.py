@@ -46,6 +46,15 @@ def test_faults_and_evictions_are_those_of_the_host(report, request):
     assert any(sum(replay["evictions"][0]) > 0 for replay in report["replays"])
 
 
+def test_recorded_routing_is_paged_as_the_host_would(reports):
+    recorded = reports["recorded"]
+    assert recorded["wrong"] == []
+    assert recorded["faults"][0] == recorded["faults"][1]
+    assert recorded["evictions"][0] == recorded["evictions"][1]
+    references = 4 * recorded["steps"][0]
+    assert all(0.2 * references < faults < 0.8 * references for faults in recorded["faults"][0]), "some repeat"
+
+
 @pytest.mark.parametrize("case", ["cold", "warm", "all"])
 def test_a_stream_shows_every_expert_once_with_its_bytes(report, case):
     assert report[case]["seen"] == [list(range(16))] * 2
