@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
+import torch
 from vllm import LLM, SamplingParams
 
 from wisp.engines.vllm import workers
@@ -21,6 +23,7 @@ from wisp.engines.vllm.counters import counter_files
 from wisp.errors import WispError
 from wisp.pager.counters import Counters
 
+WEIGHT = "model.layers.0.mlp.experts.0.gate_proj.weight"
 PROMPTS = [[5, 6, 7, 8], [9] * 30, list(range(100, 180))]
 
 
@@ -40,7 +43,8 @@ def main(model: str, results: str) -> None:
     gc.unfreeze()  # vLLM hides from the collector what it has started with
     gc.collect()
     outcome["workers"].append(workers.count())
-    outcome["reload"] = reload_weights(first)
+    outcome["reload"] = reload_weights(first, lambda runner: runner.reload_weights())
+    outcome["load"] = reload_weights(first, lambda runner: runner.model.load_weights([(WEIGHT, torch.zeros(32, 64))]))
     outcome["process"] = os.getpid()
     Path(results).write_text(json.dumps(outcome))
 
@@ -90,10 +94,10 @@ def abort_one(llm: LLM) -> list[list[int]]:
     return [tokens[str(number)] for number in range(len(PROMPTS))]
 
 
-def reload_weights(llm: LLM) -> str:
+def reload_weights(llm: LLM, reload: Callable[[Any], object]) -> str:
     """Ask for what paged layers cannot do, past the worker, who refuses it."""
     try:
-        llm.collective_rpc(lambda worker: worker.model_runner.reload_weights())
+        llm.collective_rpc(lambda worker: reload(worker.model_runner))
     except WispError as error:
         return f"{type(error).__name__}: {error}"
     return "reloaded"

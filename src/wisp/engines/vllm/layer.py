@@ -7,7 +7,7 @@ in the checkpoint's files are not loaded but noted (`file_loading.py`).
 """
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -30,6 +30,8 @@ from wisp.errors import UnsupportedError
 from wisp.pager.device import DevicePager
 from wisp.pager.pager import ExpertPager
 from wisp.pager.store import ExpertStore, HostStore
+
+_NO_RELOADING = "weights cannot be reloaded into a paged engine yet; start a new one instead"
 
 
 class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not typed
@@ -84,6 +86,17 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     def expert_slots(self) -> int:
         """How many of its experts can be resident."""
         return self._worker.slots
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[str]:
+        """As in vLLM, until the experts are in their store.
+
+        Raises:
+            UnsupportedError: they are, and what the layer has in place of its parameters are slots.
+        """
+        if self._is_finished:
+            raise UnsupportedError(_NO_RELOADING)
+        names: Iterable[str] = super().load_weights(weights)
+        return names
 
     def forward_modular(
         self,
@@ -166,7 +179,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
         def process_weights_after_loading(_method: Any, layer: Any) -> None:
             if self._is_finished:
-                raise UnsupportedError("weights cannot be reloaded into a paged engine yet; start a new one instead")
+                raise UnsupportedError(_NO_RELOADING)
             layer._finish(finish_loading)
 
         method.process_weights_after_loading = types.MethodType(process_weights_after_loading, method)
