@@ -149,6 +149,7 @@ def test_a_feature_that_cannot_be_paged_stops_the_start(moe, args, message):
         ("parallel_config", "enable_elastic_ep", True, "--enable-elastic-ep does not work"),
         ("parallel_config", "prefill_context_parallel_size", 2, "--prefill-context-parallel-size above 1 does not"),
         ("parallel_config", "enable_dbo", True, "--enable-dbo does not work"),
+        ("parallel_config", "ubatch_size", 2, "--ubatch-size above 1 does not work"),
         ("model_config", "enable_sleep_mode", True, "--enable-sleep-mode does not work"),
         ("model_config", "enable_cumem_allocator", True, "--enable-cumem-allocator does not work"),
         ("parallel_config", "enable_fault_tolerance", True, "--enable-fault-tolerance does not work"),

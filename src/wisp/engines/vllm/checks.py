@@ -128,6 +128,7 @@ def _unsupported(vllm_config: "VllmConfig") -> Iterator[str]:
         "--enable-eplb": parallel.enable_eplb,
         "--enable-elastic-ep": parallel.enable_elastic_ep,
         "--enable-dbo": parallel.enable_dbo,
+        "--ubatch-size above 1": parallel.ubatch_size > 1,  # the same with any number of threads
         "--prefill-context-parallel-size above 1": parallel.prefill_context_parallel_size > 1,
         "--enable-lora": vllm_config.lora_config is not None,
         "--enable-sleep-mode": model.enable_sleep_mode,
