@@ -146,6 +146,13 @@ def test_people_see_where_the_bytes_go_the_choice_and_why(wisp, planned):
     assert max(len(row) for row in ended.out.splitlines() if row.startswith("    ")) <= 80
 
 
+@pytest.mark.parametrize("model", ["kimi-vl-a3b.json", "olmoe-1b-7b.json"])
+def test_a_table_of_much_kv_and_many_tokens_a_second_is_not_cut_off(wisp, model):
+    rows = wisp("plan", CONFIGS / model, "--gpu-memory", "80GiB").out.splitlines()
+    assert any(row.rstrip().endswith(" second") for row in rows)
+    assert any(row.rstrip().endswith(" choice") for row in rows)
+
+
 def test_table_3_from_the_command_line(planned):
     """7,714 MiB of engine overhead, 528 of activations and staging: the 8.05 GiB that the paper's rows imply."""
     words = (

@@ -143,10 +143,10 @@ def _table(answer: Plan) -> Any:
         result.add_row(
             str(row.candidate.expert_slots),
             f"{row.kv_tokens:,}",
-            f"{row.concurrency:.2f}",
+            _digits(row.concurrency, 1),
             f"{row.hit_ratio:.1%}",
-            f"{row.decode_tok_s:.1f}",
-            f"{row.decode_tok_s_all:.1f}",
+            _digits(row.decode_tok_s, 1),
+            _digits(row.decode_tok_s_all, 1),
             format_seconds(row.ttft_s),
             f"{row.lost_share:.0%}",
             f"{row.candidate.seconds_lost:.2f}",
@@ -154,6 +154,11 @@ def _table(answer: Plan) -> Any:
             style="bold" if mark == "choice" else "",
         )
     return result
+
+
+def _digits(value: float, decimals: int) -> str:
+    """With so many decimals, or none from 1,000 on, where they say nothing and a terminal has no room for them."""
+    return f"{value:.{decimals}f}" if value < 1000 else f"{value:,.0f}"
 
 
 def _shown(answer: Plan) -> list[Row]:
