@@ -24,7 +24,9 @@ CHECKED_TYPES = (
 )
 """Model types whose sizes are tested against what their authors publish; others are read the same way, with a note."""
 
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+"""What configurations call the number of routed experts in a layer."""
+
 _TOP_K = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
 _PLAIN_BYTES = 2
 """KV and states are kept in 16 bits unless `--kv-cache-dtype` says otherwise."""
@@ -126,7 +128,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     """
     text = next((config[key] for key in ("text_config", "language_config", "llm_config") if key in config), config)
     model_type = str(text.get("model_type") or config.get("model_type") or "unknown")
-    experts = int(_first(text, _EXPERTS, 0))
+    experts = int(_first(text, EXPERT_COUNTS, 0))
     moe_layers = _moe_layers(text)
     if experts < 2 or not moe_layers:
         raise UnsupportedError(

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from wisp.allocator.model_shape import EXPERT_COUNTS
 from wisp.errors import CheckpointError, ConfigError, UnsupportedError
 from wisp.units import format_bytes
-
-EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-"""What configurations call the number of routed experts in a layer."""
 
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _LENGTH_BYTES = 8
