@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from wisp.engines.vllm.kernels import PartialOutputs, fixed_tiles, of_rank, unpaged_tiles
+from wisp.engines.vllm.kernels import PartialOutputs, choice_outputs, fixed_tiles, of_rank, unpaged_tiles
 from wisp.engines.vllm.patches.expert_assignment import translated
 from wisp.engines.vllm.patches.second_product import before_second_product
 from wisp.errors import ConfigError
@@ -160,12 +160,5 @@ class InGraphKernel:
         def rows(experts: torch.Tensor) -> torch.Tensor:
             return self._pager.rows_of(experts, row_of)
 
-        captured: list[torch.Tensor] = []
-        self._experts.moe_sum = lambda outputs, *_: captured.append(outputs)  # shadows the method
-        try:
-            with translated(self._pager.num_experts, rows, rows, sorted_before):
-                self._apply(**arguments)
-        finally:
-            del self._experts.moe_sum
-        (outputs,) = captured
-        return outputs
+        with translated(self._pager.num_experts, rows, rows, sorted_before):
+            return choice_outputs(self._experts, self._apply, arguments)

@@ -50,7 +50,7 @@ class ExpertMapKernel:
             for wave in self._pager.step(experts):
                 slots_of = self._pager.slots_of(wave)
                 expert_map = slots_of if on_rank is None else looked_up(slots_of, on_rank)
-                outputs = self._choice_outputs({**arguments, "expert_map": expert_map})
+                outputs = choice_outputs(self._experts, self._apply, {**arguments, "expert_map": expert_map})
                 if in_one_wave:
                     merged = outputs
                 elif merged is None:
@@ -62,20 +62,6 @@ class ExpertMapKernel:
             arguments["output"].zero_()
             return
         self._moe_sum(merged, arguments["output"], *of_rank(arguments))
-
-    def _choice_outputs(self, arguments: dict[str, Any]) -> torch.Tensor:
-        """Run the kernel up to its reduction: [tokens, k, hidden], in the engine's workspace.
-
-        Rows of experts outside the wave hold whatever the workspace held.
-        """
-        captured: list[torch.Tensor] = []
-        self._experts.moe_sum = lambda outputs, *_: captured.append(outputs)  # shadows the method
-        try:
-            self._apply(**arguments)
-        finally:
-            del self._experts.moe_sum
-        (outputs,) = captured
-        return outputs
 
 
 class SlotIdKernel:
@@ -136,6 +122,21 @@ class PartialOutputs:
             )
         held = self._buffer[: outputs.numel()].view(outputs.shape)
         return held.copy_(outputs)
+
+
+def choice_outputs(experts: Any, apply: Apply, arguments: dict[str, Any]) -> torch.Tensor:
+    """Run the kernel, `experts.apply` as it was, up to its reduction: [tokens, k, hidden], in the engine's workspace.
+
+    Rows of choices whose expert `expert_map` leaves out hold whatever the workspace held.
+    """
+    captured: list[torch.Tensor] = []
+    experts.moe_sum = lambda outputs, *_: captured.append(outputs)  # shadows the method
+    try:
+        apply(**arguments)
+    finally:
+        del experts.moe_sum
+    (outputs,) = captured
+    return outputs
 
 
 def looked_up(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
