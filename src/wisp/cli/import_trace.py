@@ -19,7 +19,7 @@ def import_trace(
     """Turn CSV or JSON lines into a trace for `wisp curve` and `wisp simulate`.
 
     CSV has a header: step,layer,experts and then lines such as 0,3,17 40 101. JSON lines are such as
-    {"step": 0, "layer": 3, "experts": [17, 40, 101]}.
+    {"step": 0, "layer": 3, "experts": [17, 40, 101]}. Steps and layers are numbered anew from 0, without gaps.
     """
     from wisp.cli.trace_file import check_output
     from wisp.plain_trace import read_plain_trace
