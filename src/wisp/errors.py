@@ -9,6 +9,7 @@ WispError
 ├── WorkingSetTooLargeError   one wave needs more experts than there are slots
 ├── HostMemoryError           the backing store does not fit into host memory
 ├── CheckpointError           a checkpoint is missing, truncated or of another shape
+│   └── NotDownloadedError    of a model on a hub nothing is here yet
 ├── StepError                 a step names experts that the layer does not have
 ├── TraceError                a trace file is foreign, truncated or of another version
 ├── RecordingError            a recording of a running engine cannot be started, goes on no longer, or has failed
@@ -80,6 +81,10 @@ class HostMemoryError(WispError):
 
 class CheckpointError(WispError):
     """A checkpoint is missing, truncated or of another shape."""
+
+
+class NotDownloadedError(CheckpointError):
+    """Of a model on a hub nothing is on this machine yet."""
 
 
 class StepError(WispError, ValueError):

@@ -110,6 +110,19 @@ def test_a_budget_is_planned_for_the_usual_workload_and_says_so(wisp, full_model
     assert ended.err == "wisp: planning for --max-num-seqs 4 --max-model-len 8192, for nothing else is said\n"
 
 
+def test_the_usual_workload_of_a_model_on_a_hub_has_a_length_once_it_is_downloaded(
+    wisp, qwen_config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    words = ("serve", "Owner/Some-MoE", "--gpu-memory", "24GiB")
+    assert wisp(*words).started[-1][0] == ["Owner/Some-MoE", "--max-num-seqs", "4"]
+    kept = tmp_path / "models--Owner--Some-MoE"
+    for place, text in (("refs/main", "1234"), ("snapshots/1234/config.json", qwen_config)):
+        (kept / place).parent.mkdir(parents=True)
+        (kept / place).write_text(text)
+    assert wisp(*words).started[-1][0] == ["Owner/Some-MoE", "--max-num-seqs", "4", "--max-model-len", "8192"]
+
+
 def test_a_workload_that_is_said_stays(wisp, full_model):
     flags = ["--max-num-seqs", "2", "--max-model-len=512"]
     ended = wisp("serve", full_model, "--gpu-memory", "24GiB", *flags)

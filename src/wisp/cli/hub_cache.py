@@ -4,14 +4,14 @@ import os
 from pathlib import Path
 
 from wisp.cli.checkpoint import local_folder
-from wisp.errors import CheckpointError
+from wisp.errors import NotDownloadedError
 
 
 def config_of(model: str) -> Path:
     """What to read for `model`: the path, which may be missing, or the downloaded file. Nothing is downloaded here.
 
     Raises:
-        CheckpointError: it reads like the name of a model on a hub, and its configuration was not downloaded.
+        NotDownloadedError: it reads like the name of a model on a hub, and its configuration was not downloaded.
     """
     path = local_folder(model)
     if path is not None:
@@ -22,7 +22,7 @@ def config_of(model: str) -> Path:
         config = kept / "snapshots" / main.read_text().strip() / "config.json"
         if config.is_file():
             return config
-    raise CheckpointError(
+    raise NotDownloadedError(
         f"there is no {model} here, and no downloaded config.json of a model of that name; download it with "
         f"`hf download {model} config.json` and do this again, or name a config.json or the folder that holds one"
     )

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,8 @@ from wisp.allocator.model_shape import read_model_shape
 from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES
 from wisp.cli.checkpoint import check_checkpoint, check_experts, local_folder
 from wisp.cli.forwarding import flag_value
-from wisp.errors import ConfigError, UnknownPolicyError, UnsupportedError
+from wisp.cli.hub_cache import config_of
+from wisp.errors import ConfigError, NotDownloadedError, UnknownPolicyError, UnsupportedError
 from wisp.policies import POLICIES
 from wisp.units import parse_budget
 
@@ -75,9 +77,10 @@ def usual_workload(model: str, args: Sequence[str]) -> list[str]:
     added = []
     if flag_value(args, "--max-num-seqs") is None:
         added += ["--max-num-seqs", str(USUAL_SEQUENCES)]
-    if flag_value(args, "--max-model-len") is None and (folder := local_folder(model)) is not None:
-        longest = read_model_shape(folder).longest_context or USUAL_CONTEXT
-        added += ["--max-model-len", str(min(USUAL_CONTEXT, longest))]
+    if flag_value(args, "--max-model-len") is None:
+        with suppress(NotDownloadedError):  # vLLM knows how long it can be once it has the configuration
+            longest = read_model_shape(config_of(model)).longest_context or USUAL_CONTEXT
+            added += ["--max-model-len", str(min(USUAL_CONTEXT, longest))]
     return added
 
 
