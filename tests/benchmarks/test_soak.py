@@ -41,3 +41,37 @@ def test_a_watcher_that_fails_ends_the_soak(soak: ModuleType, monkeypatch: pytes
     with pytest.raises(RuntimeError, match="not watched from 0 s on") as ended:
         asyncio.run(asyncio.wait_for(soak.soak(SERVER, [], 10, 0, paged=True), 20))
     assert "pages no experts" in str(ended.value.__cause__)
+
+
+@pytest.mark.parametrize(
+    ("asked", "decided_on", "holds"),
+    [
+        (None, ["device"], True),
+        (None, ["host"], True),
+        ("device", ["device"], True),
+        ("device", ["host"], False),
+        (None, ["device", "host"], False),
+        (None, ["None"], False),  # what a worker says that pages nothing
+        (None, [], False),
+    ],
+)
+def test_a_soak_in_which_nothing_was_paged_fails(
+    script: Callable[[str], ModuleType], asked: str | None, decided_on: list[str], holds: bool
+) -> None:
+    figures = script("soak/figures.py")
+    result = {
+        "requests": dict.fromkeys(figures.KINDS, 1),
+        "preemptions": 1,
+        "errors": [],
+        "not_sensible": [],
+        "left_when_idle": {},
+        "memory": {"whole_growth_mib_per_minute": 0.0},
+        "device_memory": {"held_growth_mib_per_minute": 0.0},
+        "decided_on": decided_on,
+        "decided_on_asked": asked,
+        "integrity": {"wrong": 0, "residents_at_the_end": 1},
+        "sample": {"identical": 1, "answers": 1},
+    }
+    checks = figures.checks(result)
+    assert checks.pop(f"paging was decided on the {asked or 'device or the host'}") is holds
+    assert all(checks.values())
