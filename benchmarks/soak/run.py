@@ -28,7 +28,7 @@ from versions import versions
 
 from wisp.cli.served_counters import scrape
 
-EXTENSION = "wisp.engines.vllm.device_memory.DeviceMemoryExtension"
+EXTENSION = "wisp.engines.vllm.worker_memory.WorkerMemoryExtension"
 
 
 def main() -> int:

@@ -170,15 +170,15 @@ def test_the_figure_shows_kv_where_it_was_recorded(wisp, kv_file, file, tmp_path
 
 
 def test_slots_are_lists_and_ranges():
-    from wisp.cli.simulate import parse_slots
+    from wisp.cli.sizes import parse_sizes
 
-    assert parse_slots("16,8,8") == [8, 16]
-    assert parse_slots("8:32") == [8, 11, 14, 17, 20, 23, 26, 29, 32]
-    assert parse_slots("8:10") == [8, 9, 10]
-    assert parse_slots("8:32:12") == [8, 20, 32]
+    assert parse_sizes("16,8,8", "--slots") == [8, 16]
+    assert parse_sizes("8:32", "--slots") == [8, 11, 14, 17, 20, 23, 26, 29, 32]
+    assert parse_sizes("8:10", "--slots") == [8, 9, 10]
+    assert parse_sizes("8:32:12", "--slots") == [8, 20, 32]
     for wrong in ("", "many", "8:", "32:8", "8:32:0", "8:9:1:1", "8;9"):
         with pytest.raises(ConfigError, match="--slots takes"):
-            parse_slots(wrong)
+            parse_sizes(wrong, "--slots")
 
 
 def test_policies_are_known_ones():

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wisp.cli.spread import spread
+from wisp.cli.sizes import spread
 from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
 from wisp.recording import Recording
 

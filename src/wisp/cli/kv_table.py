@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from wisp.cli.spread import spread
+from wisp.cli.sizes import spread
 from wisp.errors import ConfigError
 from wisp.kv_trace import KvTrace
 from wisp.workingset import KvReuse

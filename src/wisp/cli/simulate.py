@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from wisp.cli.spread import spread
+from wisp.cli.sizes import parse_sizes, spread
 from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.policies import OFFLINE_POLICIES, POLICIES
@@ -64,11 +64,11 @@ def simulate(
         )
     recording = Recording.load(trace)
     steps = recording.phase(phase)
-    counts = _all_slots(steps) if slots is None else parse_slots(slots)
+    counts = _all_slots(steps) if slots is None else parse_sizes(slots, "--slots")
     for count in counts:
         check_slots(steps, count)
     kv = recording.kv if recording.kv is not None and len(recording.kv.blocks) else None
-    sizes = None if kv_blocks is None else parse_slots(kv_blocks, "--kv-blocks")
+    sizes = None if kv_blocks is None else parse_sizes(kv_blocks, "--kv-blocks")
     for size_of_pool in sizes or ():
         check_blocks(kv, size_of_pool)
     console = Console(stderr=as_json)
@@ -128,23 +128,6 @@ def parse_policies(text: str) -> list[str]:
         if name not in known:
             raise UnknownPolicyError(name, known)
     return names
-
-
-def parse_slots(text: str, option: str = "--slots") -> list[int]:
-    """Ascending numbers of slots: `8,12,16`, `8:32` in nine counts, ends included, or `8:32:2`.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
-    try:
-        if ":" not in text:
-            return sorted({int(part) for part in text.split(",")})
-        first, last, *step = (int(part) for part in text.split(":"))
-        if first > last or len(step) > 1 or any(count < 1 for count in step):
-            raise ValueError
-    except ValueError:
-        raise ConfigError(f"{option} takes 8,12,16 or 8:32 or 8:32:2 (the smaller first), not {text!r}") from None
-    return list(range(first, last + 1, *step)) if step else spread(first, last)
 
 
 def _all_slots(trace: RoutingTrace) -> list[int]:

@@ -1,6 +1,6 @@
 """What a running engine's worker holds of its GPU, and where its paging is decided; for long runs under load.
 
-wisp serve MODEL --expert-slots 8 --worker-extension-cls wisp.engines.vllm.device_memory.DeviceMemoryExtension
+wisp serve MODEL --expert-slots 8 --worker-extension-cls wisp.engines.vllm.worker_memory.WorkerMemoryExtension
 curl -X POST URL/collective_rpc -d '{"method": "wisp_device_memory"}'    # a server with VLLM_SERVER_DEV_MODE=1
 """
 
@@ -12,7 +12,7 @@ from wisp.engines.vllm import workers
 from wisp.engines.vllm.integrity import IntegrityExtension
 
 
-class DeviceMemoryExtension(IntegrityExtension):
+class WorkerMemoryExtension(IntegrityExtension):
     """For `--worker-extension-cls`: the integrity check, and this."""
 
     def wisp_device_memory(self) -> dict[str, Any]:
