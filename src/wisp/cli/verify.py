@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from wisp.cli.preflight import check_model
+from wisp.cli.sizes import parse_sizes
+from wisp.conversations import read_script
 from wisp.errors import ConfigError
 from wisp.policies import POLICIES
 
@@ -25,15 +27,21 @@ CAPTION = "tokens, logprobs: same answers of all; cached: tokens from the prefix
 def verify(
     context: typer.Context,
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder, or a name that vLLM can load.")],
-    slots: Annotated[str, typer.Option(metavar="SLOTS", help="Slot counts to compare, such as 4,8,16.")],
+    slots: Annotated[str, typer.Option(metavar="SLOTS", help="Slot counts to compare: 4,8,16 or 8:32:8.")],
     max_tokens: Annotated[int, typer.Option(help="Tokens to generate for each request.", min=1)] = 32,
-    prompts: Annotated[Path | None, typer.Option(help="File with one prompt a line.", exists=True)] = None,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(help="Text with one prompt a line, or JSON as demo/prompts.json: each turn by itself."),
+    ] = None,
     policy: Annotated[str, typer.Option(help=f"Who is evicted: {', '.join(POLICIES)}.")] = POLICIES[0],
     decide: Annotated[str, typer.Option(help="Where paging is decided: auto, device or host.")] = "auto",
     backing_store: Annotated[str, typer.Option(help="Where all experts are: memory or checkpoint.")] = "memory",
     break_: Annotated[bool, typer.Option("--break", help="Load wrong experts on purpose: must differ.")] = False,
     layerwise: Annotated[
-        bool, typer.Option(help="Compare each layer with itself computed from all experts, without CUDA graphs.")
+        bool,
+        typer.Option(
+            "--layerwise", help="Compare each layer with itself computed from all experts, without CUDA graphs."
+        ),
     ] = False,
     clients: Annotated[
         int, typer.Option(help="Serve so many concurrent OpenAI clients, and replay their schedule unpaged.", min=0)
@@ -66,19 +74,18 @@ def verify(
 
 
 def _slot_counts(text: str) -> list[int]:
-    try:
-        counts = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--slots takes whole numbers separated by commas, such as 4,8,16, not {text!r}") from None
-    if min(counts) < 1:
-        raise ConfigError(f"--slots takes numbers of 1 or more, not {min(counts)}")
+    counts = parse_sizes(text, "--slots")
+    if counts[0] < 1:
+        raise ConfigError(f"--slots takes numbers of 1 or more, not {counts[0]}")
     return counts
 
 
 def _workload(max_tokens: int, prompts: Path | None) -> "Workload":
     from wisp.engines.vllm.verify.workload import TEXTS, standard_workload
 
-    texts = [line for line in prompts.read_text().splitlines() if line.strip()] if prompts else TEXTS
+    texts: tuple[str, ...] = TEXTS
+    if prompts is not None:
+        texts = tuple(turn for conversation in read_script(prompts).conversations for turn in conversation.turns)
     return standard_workload(texts, max_tokens=max_tokens)
 
 

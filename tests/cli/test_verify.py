@@ -1,0 +1,23 @@
+"""What `wisp verify` makes of its words before any engine starts."""
+
+import json
+
+import pytest
+
+from wisp.cli.verify import _slot_counts, _workload
+from wisp.errors import ConfigError
+
+
+def test_prompts_are_lines_of_text_or_the_turns_of_conversations(tmp_path):
+    text, script = tmp_path / "prompts.txt", tmp_path / "prompts.json"
+    text.write_text("One\n\nTwo\n")
+    script.write_text(json.dumps({"conversations": [{"domain": "prose", "turns": ["One", "Two"]}]}))
+    lines, turns = _workload(4, text), _workload(4, script)
+    assert lines == turns
+    assert [arrival.text for arrival in lines.arrivals if arrival.step == 0] == ["One", "Two"]
+
+
+def test_slots_are_1_or_more():
+    assert _slot_counts("8,4") == [4, 8]
+    with pytest.raises(ConfigError, match="1 or more, not 0"):
+        _slot_counts("0,8")
