@@ -1,6 +1,7 @@
 """What `wisp serve` adds to vLLM's own server: the configuration, reasons that reach the user, a clean end."""
 
 import asyncio
+import errno
 import multiprocessing
 import os
 import signal
@@ -86,11 +87,32 @@ def test_the_reason_of_an_engine_process_reaches_the_front_end(vllm_does):
 
 
 def test_a_failure_of_vllms_own_stays_its_own(vllm_does):
+    for error in (RuntimeError("not ours"), PermissionError(errno.EACCES, "not ours")):
+
+        def fail(error=error):
+            raise error
+
+        vllm_does(fail)
+        with pytest.raises(type(error), match="not ours"):
+            run()
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.EADDRINUSE, "Address already in use"), "give another --port"),
+        (
+            OSError("We couldn't connect to a hub\nto load the files."),
+            "^We couldn't connect to a hub to load the files.$",
+        ),
+    ],
+)
+def test_what_is_wrong_outside_of_vllm_is_told_in_a_paragraph(vllm_does, error, told):
     def fail():
-        raise RuntimeError("not ours")
+        raise error
 
     vllm_does(fail)
-    with pytest.raises(RuntimeError, match="not ours"):
+    with pytest.raises(WispError, match=told):
         run()
 
 

@@ -1,5 +1,6 @@
 """vLLM's own OpenAI server, in this process, with a `wisp` configuration: what `vllm serve` does and no more."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -31,8 +32,8 @@ def serve(arguments: Sequence[str], settings: WispSettings, *, device: str = "au
             _run(arguments, settings, device)
         except WispError:
             raise
-        except (Exception, SystemExit):
-            reason = failure.read(failure_file)
+        except (Exception, SystemExit) as error:
+            reason = failure.read(failure_file) or _in_words(error)
             if reason is None:
                 raise
             raise WispError(reason) from None
@@ -88,6 +89,16 @@ def _run(arguments: Sequence[str], settings: WispSettings, device: str) -> None:
         args.enforce_eager = True
         print("wisp: adding --enforce-eager, because these settings decide paging on the host", file=sys.stderr)
     command.cmd(args)
+
+
+def _in_words(error: BaseException) -> str | None:
+    """What a user can do about an error of vLLM's that is no fault of vLLM's; None of any other."""
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.EADDRINUSE:
+        return "something else listens on the port already (8000 if --port is left out); end it, or give another --port"
+    # Transformers says so in its own words of a model that is neither here nor on the hub, or not to be had now
+    return " ".join(str(error).split()) if error.errno is None else None
 
 
 @contextmanager
