@@ -1,6 +1,7 @@
 """How a step is computed by the engine's own MoE kernel from the slots: one class for each kind of kernel.
 
-`run` stands in for `fused_experts.apply` on one layer, after the engine has prepared its arguments.
+Those here are for what the host decides; `in_graph.py` and `planar.py` have those for what the device does. `run`
+stands in for `fused_experts.apply` on one layer, after the engine has prepared its arguments.
 """
 
 from collections.abc import Callable, Iterator

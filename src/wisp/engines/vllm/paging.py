@@ -1,4 +1,8 @@
-"""What the paged layers of one worker share: the counters, one buffer, and a warm-up that is forgotten."""
+"""What the paged layers of one worker share: how many slots each has, the arena where the device decides, counters.
+
+`finish` takes the layers as they are loaded, `page` gives each what it computes with, `make_slots` changes their number
+once a budget has been divided, `publish` brings the counters up to date, `forget_warm_up` starts cold.
+"""
 
 import gc
 import weakref
