@@ -8,6 +8,7 @@ import json
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))  # for `file_store`
@@ -17,6 +18,7 @@ import torch
 import vllm._custom_ops as ops
 from file_store import write_store
 from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.forward_context import override_forward_context
 from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 
@@ -84,7 +86,7 @@ def main(results: str) -> None:
                 )
         paging.state.refresh_mirror()
         cases[-1]["totals"] = [pager.totals() for pager in paging.pagers]
-    Path(results).write_text(json.dumps({"cases": cases, "broken": broken(random)}))
+    Path(results).write_text(json.dumps({"cases": cases, "broken": broken(random), "routed": routed(random)}))
 
 
 def make_store(random: torch.Generator) -> HostStore:
@@ -112,6 +114,32 @@ def broken(random: torch.Generator) -> bool:
     kernel = InGraphKernel(experts, paging, 0, sums, GRAPH_TOKENS)
     kernel.run(**arguments, w1=paging.arena.tensors["w13"], w2=paging.arena.tensors["w2"])
     return shared.same_bits(expected, arguments["output"])
+
+
+def routed(random: torch.Generator) -> dict[str, object]:
+    """A step of which the last tokens are a graph's padding, for which the router has named experts all the same."""
+    tokens, real = GRAPH_TOKENS, 2
+    with set_current_vllm_config(VllmConfig()):
+        experts = shared.PoisonedExperts(shared.make_config(), FUSED_MOE_UNQUANTIZED_CONFIG)
+    store = make_store(random)
+    paging = InGraphPaging([store], 8, torch.device("cpu"))
+    sums = PartialOutputs(tokens, shared.TOP_K, shared.HIDDEN, shared.DTYPE, torch.device("cpu"))
+    arguments = shared.make_arguments(tokens, random)
+    ids = arguments["topk_ids"].clone()
+    experts.apply(**arguments, w1=store.tensors["w13"].contiguous(), w2=store.tensors["w2"].contiguous())
+    expected = arguments["output"].clone()
+    kernel = InGraphKernel(experts, paging, 0, sums, GRAPH_TOKENS, padding_is_routed=True)
+    with override_forward_context(SimpleNamespace(is_padding=torch.arange(2 * tokens) >= real)):
+        kernel.run(**arguments, w1=paging.arena.tensors["w13"], w2=paging.arena.tensors["w2"])
+    paging.state.refresh_mirror()
+    return {
+        "identical": shared.same_bits(expected[:real], arguments["output"][:real]),
+        "finite": bool(arguments["output"].isfinite().all()),
+        "ids_as_before": torch.equal(ids, arguments["topk_ids"]),
+        "named": len(ids.unique()),
+        "needed": len(ids[:real].unique()),
+        "paged": paging.pagers[0].totals()["references"],
+    }
 
 
 if __name__ == "__main__":

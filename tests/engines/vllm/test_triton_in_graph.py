@@ -35,3 +35,11 @@ def test_faults_become_fewer_with_more_slots(results):
 
 def test_a_wrong_expert_shows(results):
     assert results["broken"] is False
+
+
+def test_padding_that_the_router_has_given_experts_pages_none_in(results):
+    routed = results["routed"]
+    assert routed["identical"]
+    assert routed["finite"], "padding is computed too, from what is there"
+    assert routed["ids_as_before"]
+    assert routed["paged"] == routed["needed"] < routed["named"]

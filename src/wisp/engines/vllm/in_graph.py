@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from wisp.engines.vllm.kernels import PartialOutputs, choice_outputs, fixed_tiles, of_rank, unpaged_tiles
+from wisp.engines.vllm.padding import routed_as_first
 from wisp.engines.vllm.patches.expert_assignment import translated
 from wisp.engines.vllm.patches.second_product import before_second_product
 from wisp.errors import ConfigError
@@ -112,19 +113,32 @@ class InGraphKernel:
     """
 
     def __init__(
-        self, experts: Any, paging: InGraphPaging, layer: int, partial_outputs: PartialOutputs, graph_tokens: int
+        self,
+        experts: Any,
+        paging: InGraphPaging,
+        layer: int,
+        partial_outputs: PartialOutputs,
+        graph_tokens: int,
+        *,
+        padding_is_routed: bool = False,
     ) -> None:
+        """Compute layer number `layer`; `padding_is_routed` says whether ids name experts for a graph's padding."""
         self._experts, self._stream, self._pager = experts, paging.stream, paging.pagers[layer]
         self._partial_outputs, self._graph_tokens = partial_outputs, graph_tokens
+        self._padding_is_routed = padding_is_routed
         self._apply, self._moe_sum = experts.apply, experts.moe_sum
 
     def run(self, **arguments: Any) -> None:
         """See `PagedKernel`; the tiles are those that the kernel would use with every expert present."""
-        arguments = {**arguments, "topk_ids": arguments["topk_ids"].contiguous()}
+        topk_ids: torch.Tensor = arguments["topk_ids"].contiguous()
+        fits_a_graph = topk_ids.shape[0] <= self._graph_tokens
+        if fits_a_graph and self._padding_is_routed:
+            topk_ids = routed_as_first(topk_ids)
+        arguments = {**arguments, "topk_ids": topk_ids}
         on_rank: torch.Tensor | None = arguments["expert_map"]
-        rank_ids = arguments["topk_ids"] if on_rank is None else look_up(arguments["topk_ids"], on_rank)
+        rank_ids = topk_ids if on_rank is None else look_up(topk_ids, on_rank)
         with fixed_tiles(unpaged_tiles(self._experts, self._pager.num_experts, arguments)):
-            if arguments["topk_ids"].shape[0] <= self._graph_tokens:
+            if fits_a_graph:
                 self._run_in_place(arguments, rank_ids)
             else:
                 self._run_streamed(arguments, rank_ids)

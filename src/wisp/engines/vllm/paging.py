@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from wisp.engines.vllm import padding
 from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.counters import counter_files
@@ -216,7 +217,14 @@ class WorkerPaging:
         if self.in_graph.arena.planar:
             return PagedLayer(PlanarKernel(experts, self.in_graph, place), self.in_graph.arena.tensors)
         partial_outputs = self._partial_outputs_for(layer, device)
-        kernel = InGraphKernel(experts, self.in_graph, place, partial_outputs, self._graph_tokens())
+        kernel = InGraphKernel(
+            experts,
+            self.in_graph,
+            place,
+            partial_outputs,
+            self._graph_tokens(),
+            padding_is_routed=padding.is_routed(self.vllm_config, layer.layer_name),
+        )
         return PagedLayer(kernel, self.in_graph.arena.tensors)
 
     def _graph_tokens(self) -> int:
