@@ -49,7 +49,7 @@ def tuned_table(num_experts, *_):
 def align(topk_ids, num_experts, block_size, sorted_ids, expert_ids, num_padded, expert_map=None, scatter_idx=None):
     """Sort choices by expert, each expert padded to whole blocks; with a map, drop the choices that map to -1."""
     flat = topk_ids.flatten().long()
-    owner = flat if expert_map is None else expert_map[flat].long()
+    owner = flat if expert_map is None else places(flat, expert_map)
     sorted_ids.fill_(flat.numel())
     expert_ids.fill_(-7)  # no kernel may look beyond `num_padded`
     end = 0
@@ -62,13 +62,18 @@ def align(topk_ids, num_experts, block_size, sorted_ids, expert_ids, num_padded,
     num_padded.fill_(end)
 
 
+def places(ids, expert_map):
+    """Where each expert is on this rank; -1 for another rank's, and for what pads a step to the size of a graph."""
+    return torch.where(ids >= 0, expert_map[ids.clamp(min=0)].long(), -1)
+
+
 def moe_sum(choices, output, topk_ids=None, expert_map=None):
     """Add up the choices of each token in their order; with a map, those alone that do not map to -1."""
     total = torch.zeros(output.shape, dtype=torch.float32)
     for rank in range(choices.shape[1]):
         term = choices[:, rank].float()
         if expert_map is not None:
-            term = torch.where((expert_map[topk_ids[:, rank].long()] >= 0).unsqueeze(-1), term, 0.0)
+            term = torch.where((places(topk_ids[:, rank].long(), expert_map) >= 0).unsqueeze(-1), term, 0.0)
         total += term
     output.copy_(total)
 
