@@ -6,6 +6,7 @@ place once all layers of the model are there, and from then on the engine's kern
 in the checkpoint's files are not loaded but noted (`file_loading.py`).
 """
 
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,6 +20,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from wisp.engines.vllm import failure, workers
+from wisp.engines.vllm.background_loading import CopyInBackground
 from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
 from wisp.engines.vllm.file_loading import FileLoading
@@ -56,6 +58,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         in_files = settings.backing_store == "checkpoint"
         self._file_loading = FileLoading(self, self._worker.file_finder) if in_files else None
         self._store: ExpertStore | None = self._make_store() if self._is_plain and not in_files else None
+        self._loading = nullcontext() if in_files else CopyInBackground(self._worker.host_copies)
         self._place = self._worker.add_layer(self.layer_name)
         self._is_finished = False
         self._finish_after_loading()
@@ -97,6 +100,12 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             raise UnsupportedError(_NO_RELOADING)
         names: Iterable[str] = super().load_weights(weights)
         return names
+
+    @functools.wraps(RoutedExperts.weight_loader)  # vLLM looks at its parameters
+    def weight_loader(self, *args: Any, **kwargs: Any) -> Any:
+        """As in vLLM, but what it copies in host memory is copied in the background, and there once all is loaded."""
+        with self._loading:
+            return super().weight_loader(*args, **kwargs)
 
     def forward_modular(
         self,
@@ -191,6 +200,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
         Unquantised experts stay where they are. Others visit the device, as in stock vLLM, one layer at a time.
         """
+        self._worker.host_copies.wait()
         if self._file_loading is not None:
             store = self._file_loading.finish(finish_loading, self._settings.page_lock)
             self._file_loading, self._store = None, store

@@ -33,6 +33,7 @@ from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.file_places import FileFinder
+from wisp.pager.host_copies import HostCopies
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool
 from wisp.pager.routing_histogram import RoutingHistogram
@@ -78,6 +79,8 @@ class WorkerPaging:
     """There too, if asked to `measure`, and once the engine is warm: what steps needed, kept up by the publisher."""
     file_finder: FileFinder = field(default_factory=FileFinder)
     """Of what is being loaded, where experts stay in files."""
+    host_copies: HostCopies = field(default_factory=HostCopies)
+    """Of what is being loaded, where they do not."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     publisher: "Publisher | None" = None
