@@ -44,7 +44,7 @@ cases = [
     ("gather_tail_segments", copies, {"SEGMENTS": 3, "HEAD_SEGMENTS": 2, "BLOCK": 4096}),
     ("copy_experts", copies, {"SEGMENTS": 12, "BLOCK": 4096}),
     ("touch", touch, {"EXPERTS": 128, **ring}),
-    ("touch", touch, {"waves": 1, "EXPERTS": 8, **ring}),
+    ("touch", touch, {"EXPERTS": 8, **ring}),
     ("look_up", look_up, {"BLOCK": 1024}),
 ]
 modules = (copy_kernels, count_kernels, device_kernels)
@@ -88,3 +88,20 @@ def test_every_kernel_compiles(capability, tmp_path):
         True,
         True,
     ]  # copied 16 bytes at a time, where they divide so
+
+
+CHANGING = {
+    "decide_and_gather": {"count", "first_row", "direct_row"},
+    "look_up": {"count"},
+    "copy_experts": {"count"},
+    "touch": {"moved", "waves"},
+}
+"""Numbers that differ from layer to layer, or from step to step."""
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_no_number_of_a_step_has_a_kernel_compiled_anew(name):
+    from wisp.pager import copy_kernels, count_kernels, device_kernels
+
+    (kernel,) = [vars(each)[name] for each in (device_kernels, copy_kernels, count_kernels) if name in vars(each)]
+    assert {each.name for each in kernel.params if each.do_not_specialize} == CHANGING[name]

@@ -51,7 +51,7 @@ def note_routing(bits, step, ring, STEPS: tl.constexpr, STRIDE: tl.constexpr, WO
     tl.store(ring + ((step - 1) & (STEPS - 1)) * STRIDE + tl.arange(0, WORDS), bits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["moved", "waves"])  # one binary for all steps: no prefill waits for a compiler
 def touch(
     needed_flags,
     slot_of,

@@ -248,7 +248,7 @@ def _load(
         tl.store(fields + ARRIVED, tl.zeros([], tl.int64))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def look_up(experts, rows, count, row_of, num_experts, BLOCK: tl.constexpr):
     """rows[i] = row_of[experts[i]]; -1 where experts[i] is no expert (an engine's padding)."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
