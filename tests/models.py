@@ -37,9 +37,9 @@ _LATENT: dict[str, Any] = {
     "intermediate_size": 128,
     "q_lora_rank": None,
     "kv_lora_rank": 512,
-    "qk_nope_head_dim": 32,
+    "qk_nope_head_dim": 128,  # these three as FlashAttention takes them
     "qk_rope_head_dim": 64,
-    "v_head_dim": 32,
+    "v_head_dim": 128,
 }
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {

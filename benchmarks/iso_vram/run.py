@@ -23,9 +23,9 @@ from together import Outcome, run_together
 HERE = Path(__file__).parent
 GROUPS = (
     "vllm-resident:67+wisp:67",
-    "wisp:23,32,44+vllm-prefetch:32",
+    "wisp:23,32,44",
     "vllm-uva:23+vllm-uva:32+vllm-uva:44",
-    "vllm-prefetch:23+vllm-prefetch:44",
+    *(f"vllm-prefetch:{budget}" for budget in (32, 23, 44)),
 )
 """At 67 GiB everything is resident in every arm; wisp leaves the engine's kernel alone then, and cannot be resized.
 A group fits 128 GiB of GPU memory and 110 GiB of host memory."""

@@ -24,6 +24,7 @@ from routing import STRATEGY, Locality, TraceRouting, generate
 from together import report
 from vllm import EngineArgs, SamplingParams
 from vllm.model_executor.layers.fused_moe.router.routing_simulator_router import RoutingSimulator
+from vllm.model_executor.model_loader import base_loader, default_loader
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -48,6 +49,9 @@ class Timed:
         else:
             from vllm.v1.worker.gpu_worker import Worker
         self._wrap(Worker, "load_model", "load")
+        self._wrap(base_loader, "initialize_model", "initialize")
+        self._wrap(default_loader.DefaultModelLoader, "load_weights", "weights")
+        self._wrap(base_loader, "process_weights_after_loading", "lay_out")
         for module, provide in ((host_memory, "touch"), (mapped_file, "read_in")):
             self._wrap(module, "lock_pages", "register")
             self._wrap(module, provide, "provide_pages")

@@ -6,7 +6,7 @@ from wisp.engines.vllm.verify.compare import engine_flags, judge, run_arm
 from wisp.engines.vllm.verify.workload import Arrival, Workload
 
 WORKLOAD = Workload(tuple(Arrival(step=0, max_tokens=16, token_ids=tuple(range(5, 5 + n))) for n in (3, 40, 300)))
-SHARING = ("--kv-cache-memory-bytes", str(256 << 20), "--gpu-memory-utilization", "0.05")
+SHARING = ("--kv-cache-memory-bytes", str(256 << 20), "--gpu-memory-utilization", "0.05", "--max-model-len", "1024")
 
 
 @pytest.mark.timeout(600)

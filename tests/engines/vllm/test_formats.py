@@ -33,7 +33,7 @@ SLOW = (
     "ct_int4_zeros:triton",
     "gpt_oss_bf16:triton",
 )
-"""Those that are not served yet unless they are asked for, and one whose class other tests run."""
+"""Left to `make test-all`: others of their kind run here, and each takes 10 to 20 seconds."""
 CASES = [pytest.param(each, marks=[pytest.mark.slow] * (each in SLOW)) for each in (*PLANAR, *STRIDED)]
 
 

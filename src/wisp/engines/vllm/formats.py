@@ -32,26 +32,33 @@ CPU = ("CPUUnquantizedExperts", "X86CPUUnquantizedExperts", "ArmCPUUnquantizedEx
 
 FORMATS = {
     "UnquantizedFusedMoEMethod": ExpertFormat("bf16 or fp16", (TRITON, *CPU), shown=(TRITON, *CPU)),
-    "Fp8MoEMethod": ExpertFormat("FP8", (TRITON, MARLIN), shown=(TRITON, MARLIN)),  # by Marlin in blocks only
-    "CompressedTensorsW8A8Fp8MoEMethod": ExpertFormat("compressed-tensors FP8", (TRITON, MARLIN), shown=(TRITON,)),
-    "ModelOptFp8MoEMethod": ExpertFormat("ModelOpt FP8", (TRITON, MARLIN)),
-    "CompressedTensorsW8A8Mxfp8MoEMethod": ExpertFormat("compressed-tensors MXFP8", (MARLIN,)),
-    "ModelOptMxFp8FusedMoE": ExpertFormat("MXFP8", (MARLIN,)),
-    "CompressedTensorsW8A8Int8MoEMethod": ExpertFormat("compressed-tensors W8A8 int8", (TRITON,)),
+    "Fp8MoEMethod": ExpertFormat("FP8", (TRITON, MARLIN), shown=(TRITON, MARLIN)),
+    "CompressedTensorsW8A8Fp8MoEMethod": ExpertFormat(
+        "compressed-tensors FP8", (TRITON, MARLIN), shown=(TRITON, MARLIN)
+    ),
+    "ModelOptFp8MoEMethod": ExpertFormat("ModelOpt FP8", (TRITON, MARLIN), shown=(TRITON, MARLIN)),
+    "CompressedTensorsW8A8Mxfp8MoEMethod": ExpertFormat("compressed-tensors MXFP8", (MARLIN,), shown=(MARLIN,)),
+    "ModelOptMxFp8FusedMoE": ExpertFormat("MXFP8", (MARLIN,), shown=(MARLIN,)),
+    "CompressedTensorsW8A8Int8MoEMethod": ExpertFormat("compressed-tensors W8A8 int8", (TRITON,), shown=(TRITON,)),
     "CompressedTensorsWNA16MoEMethod": ExpertFormat(
         "compressed-tensors packed integer",
         (MARLIN, WNA16),
-        shown=(MARLIN, WNA16),  # by Triton without zero points only
+        shown=(MARLIN, WNA16),
         bits_at="num_bits",
+        shown_8_bits=(MARLIN, WNA16),
     ),
-    "AutoGPTQMoEMethod": ExpertFormat("GPTQ", (MARLIN,), shown=(MARLIN,), bits_at="quant_config.quant_type.size_bits"),
-    "MoeWNA16Method": ExpertFormat("moe_wna16 (GPTQ or AWQ)", (WNA16,), bits_at="quant_config.weight_bits"),
+    "AutoGPTQMoEMethod": ExpertFormat(
+        "GPTQ", (MARLIN,), shown=(MARLIN,), bits_at="quant_config.quant_type.size_bits", shown_8_bits=(MARLIN,)
+    ),
+    "MoeWNA16Method": ExpertFormat(
+        "moe_wna16 (GPTQ or AWQ)", (WNA16,), shown=(WNA16,), bits_at="quant_config.weight_bits"
+    ),
     "AutoAWQMoEMethod": ExpertFormat("AWQ", (MARLIN,), shown=(MARLIN,)),
     "GptOssMxfp4MoEMethod": ExpertFormat("MXFP4 of gpt-oss", (MARLIN,), shown=(MARLIN,)),
     "Mxfp4MoEMethod": ExpertFormat("MXFP4", (MARLIN,), shown=(MARLIN,)),
-    "CompressedTensorsW4A4Mxfp4MoEMethod": ExpertFormat("compressed-tensors MXFP4", (MARLIN,)),
+    "CompressedTensorsW4A4Mxfp4MoEMethod": ExpertFormat("compressed-tensors MXFP4", (MARLIN,), shown=(MARLIN,)),
     "CompressedTensorsW4A4Nvfp4MoEMethod": ExpertFormat("compressed-tensors NVFP4", (MARLIN,), shown=(MARLIN,)),
-    "ModelOptNvFp4FusedMoE": ExpertFormat("ModelOpt NVFP4", (MARLIN,)),
+    "ModelOptNvFp4FusedMoE": ExpertFormat("ModelOpt NVFP4", (MARLIN,), shown=(MARLIN,)),
 }
 """By vLLM's class of quantisation method."""
 
