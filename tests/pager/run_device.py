@@ -19,6 +19,7 @@ from file_store import write_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from wisp.errors import WispError
 from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager
 from wisp.pager.device_state import DeviceState
@@ -228,6 +229,19 @@ def stream(slots: int, tensors, *, warm: bool, planar: bool, folder) -> dict[str
     }
 
 
+def leave_out(*turns: int) -> list[str]:
+    """What a stream of two layers says when layers take these turns, one after the other."""
+    layers = Layers(16, 5)
+    streaming = ExpertStream(layers.pagers, layers.state, STAGING)
+    said = []
+    for layer in turns:
+        try:
+            list(streaming.waves(layer, torch.arange(16, dtype=torch.int32).view(4, 4)))
+        except WispError as error:
+            said.append(str(error))
+    return said
+
+
 def main(results: str) -> None:
     """Run all cases."""
     random.seed(0)
@@ -252,6 +266,7 @@ def main(results: str) -> None:
         }
     recorded = Recording.load(RECORDED).phase("decode")
     report["recorded"] = replay(32, RECORDED_SLOTS, 4, 1, planar=False, steps=RECORDED_STEPS, trace=recorded)
+    report["left out"] = [leave_out(*turns) for turns in ((0, 1, 0, 1), (1,), (0, 0, 0, 1))]
     Path(results).write_text(json.dumps(report))
 
 

@@ -95,3 +95,14 @@ def test_a_resize_between_steps_evicts_moves_and_keeps_as_the_host_does(report):
     assert resized["direct"] > 0
     assert resized["faults"][0] == resized["faults"][1]
     assert resized["evictions"][0] == resized["evictions"][1]
+
+
+def test_a_layer_that_a_stream_has_waited_for_in_vain_is_named(reports):
+    in_order, first_left_out, second_left_out = reports["left out"]
+    assert in_order == []
+    assert [text.partition(":")[0] for text in first_left_out] == [
+        "layer 1 streams its experts where layer 0 was to",
+    ]
+    assert [text.partition(":")[0] for text in second_left_out] == [
+        "layer 0 streams its experts where layer 1 was to",
+    ], "and the step after that begins anew"

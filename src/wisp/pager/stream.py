@@ -77,14 +77,20 @@ class ExpertStream:
         """The layer's experts in waves: int64 [experts], the arena row of each expert of the wave, -1 for others.
 
         Launch the kernel on each wave before taking the next. The first wave holds the resident experts.
+
+        Raises:
+            WispError: another layer's turn it is; or the step before was left by some layer, whose slots may have been
+                loaded while this was still copying into them.
         """
-        if layer == 0:
+        if layer == 0 and self._next_layer in (0, len(self._pagers)):
             self._begin()
         if layer != self._next_layer:
+            expected = self._next_layer
             self._give_up()
             raise WispError(
-                f"layer {layer} streams its experts where layer {self._next_layer} was to: this model runs its layers "
-                f"out of order or leaves some out; set decide to host and add --enforce-eager"
+                f"layer {layer} streams its experts where layer {expected} was to: this model runs its layers out of "
+                f"order, leaves some out, or has them compute fewer tokens than those before; set decide to host and "
+                f"add --enforce-eager"
             )
         step, pager = self._step, self._pagers[layer]
         groups = step.of_layer[layer]
