@@ -138,3 +138,9 @@ def test_a_store_that_does_not_fit_says_what_is_missing():
 
 def test_this_machine_says():
     assert HostMemory.read().available_bytes > 0
+
+
+def test_a_system_that_does_not_tell_what_is_free_asks_for_the_number(tmp_path):
+    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\n")
+    with pytest.raises(HostMemoryError, match="has no MemAvailable line, .* set host_memory to what may be used"):
+        HostMemory.read(tmp_path, tmp_path)
