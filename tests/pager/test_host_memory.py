@@ -121,7 +121,7 @@ def test_a_damaged_control_group_is_passed_over(machine):
 
 def test_a_machine_that_does_not_say_is_an_error(machine):
     machine.meminfo("MemTotal: 5 kB\n")
-    with pytest.raises(HostMemoryError, match="no MemAvailable line"):
+    with pytest.raises(HostMemoryError, match=r"no MemAvailable line.*; set host_memory to what may be used"):
         machine.read()
 
 
@@ -138,9 +138,3 @@ def test_a_store_that_does_not_fit_says_what_is_missing():
 
 def test_this_machine_says():
     assert HostMemory.read().available_bytes > 0
-
-
-def test_a_system_that_does_not_tell_what_is_free_asks_for_the_number(tmp_path):
-    (tmp_path / "meminfo").write_text("MemTotal: 1024 kB\n")
-    with pytest.raises(HostMemoryError, match="has no MemAvailable line, .* set host_memory to what may be used"):
-        HostMemory.read(tmp_path, tmp_path)

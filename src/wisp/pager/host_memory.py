@@ -66,7 +66,9 @@ def _meminfo(path: Path, key: str) -> int:
         name, _, rest = line.partition(":")
         if name == key:
             return int(rest.split()[0]) * 1024
-    raise HostMemoryError(f"{path} has no {key} line, so the free host memory is unknown; set host_memory to what may be used")
+    raise HostMemoryError(
+        f"{path} has no {key} line, so the free host memory is unknown; set host_memory to what may be used"
+    )
 
 
 _CGROUP_VERSIONS = (
