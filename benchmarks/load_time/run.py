@@ -1,6 +1,6 @@
 """Loading a checkpoint under paging, from both backing stores, beside stock vLLM and beside reading the files alone.
 
-python benchmarks/load_time/run.py [--layers 8] [--folder /tmp/checkpoint]
+python benchmarks/load_time/run.py [--layers 24] [--folder /tmp/checkpoint]
 
 Writes a checkpoint of random bf16 weights (about 1.2 GiB a layer of Qwen3-30B-A3B), reads it once so that it is in the
 page cache, and then measures each arm in a process of its own: the load, host memory, and with both stores decoding.
@@ -68,7 +68,7 @@ def measured(arm: str, folder: Path, options: argparse.Namespace) -> dict[str, A
 def main() -> None:
     """Write, read, load, decode, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--slots", type=int, default=32)
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--steps", type=int, default=128)

@@ -55,6 +55,15 @@ def test_the_priors_misses_are_those_of_a_replay(slots):
     assert found * trace.layers / SHAPE.moe_layers == pytest.approx(faults)
 
 
+def test_with_a_slot_for_every_expert_nothing_is_missed_however_late_one_is_first_needed():
+    member = np.zeros((3, 16, 16), dtype=np.bool_)
+    member[:, :15, :4] = member[:, 15, 4:8] = True
+    demand = traced_demand(RoutingTrace.from_membership(member), SHAPE, WORKLOAD)
+    assert demand.hit_ratio(16) == 1
+    assert demand.hit_ratio(15) < 1
+    assert (np.diff(demand.misses_a_step) <= 0).all()
+
+
 def test_decode_steps_alone_are_counted():
     tokens = np.tile([1, 1, 2, 300], 40)
     trace = traced(160, tokens)

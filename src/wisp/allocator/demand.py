@@ -18,7 +18,8 @@ class ExpertDemand:
     """Expert misses of a decode step, once the slots are warm."""
 
     misses_a_step: NDArray[np.float64]
-    """[num_experts + 1], summed over the model's layers: with 0 slots every reference misses."""
+    """[num_experts + 1], summed over the model's layers: with 0 slots every reference misses, and with a slot for every
+    expert none."""
     streams: float
     """Tokens of a step."""
     touched: int
@@ -100,6 +101,7 @@ def _warm_misses(trace: RoutingTrace, counted: NDArray[np.bool_], warm: int) -> 
         steps = trace.membership(layer)[counted]
         touched = max(touched, int(steps.any(axis=0).sum()))
         misses += _misses(steps) - _misses(steps[:warm])
+    misses[-1] = 0.0  # an expert's first load is its last then, whenever it comes
     measured = int(counted.sum()) - warm
     return misses / measured, touched
 
