@@ -1,5 +1,6 @@
 """`wisp verify` says identical only of what is identical, and different of what is broken."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from workload import EAGER
 
+from wisp.engines.vllm.serve import merged_config
+from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.arm import Answer, ArmResult
-from wisp.engines.vllm.verify.clients import _as_served
+from wisp.engines.vllm.verify.clients import _as_served, serve_arguments
 from wisp.engines.vllm.verify.compare import ENGINE_FLAGS, engine_flags, judge
 from wisp.engines.vllm.verify.workload import WHEN_IDLE, Workload, standard_workload
 from wisp.errors import ConfigError
@@ -55,6 +58,17 @@ def test_of_what_a_client_is_not_shown_nothing_is_asked():
     paged = replace(UNPAGED, answers=[Answer([4], [ten], 0)])
     assert not judge(unpaged, paged).identical
     assert judge(_as_served(unpaged, paged), paged).identical
+
+
+@pytest.mark.parametrize("unshown", [True, False])
+def test_a_server_is_told_all_that_is_to_be_compared(unshown):
+    settings = WispSettings(5, policy="lfru", decide="host", backing_store="checkpoint", unshown_formats=unshown)
+    _, *words = serve_arguments("a/model", settings)
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    additional = json.loads(options.pop("--additional-config", "{}"))
+    own = {name.removeprefix("--").replace("-", "_"): value for name, value in options.items()}
+    own["expert_slots"] = int(own["expert_slots"])
+    assert WispSettings.parse(merged_config(additional, WispSettings(**own))["wisp"]) == settings
 
 
 def test_a_workload_survives_its_file(tmp_path):

@@ -1,6 +1,7 @@
 """A paged server under concurrent clients, against the unpaged engine replaying the very schedule that came about."""
 
 import asyncio
+import json
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,15 @@ def _of(answered: dict[str, Answer], request_id: str) -> Answer:
     raise VerifyError(f"the server computed request {request_id}, which no client asked for; is someone else using it?")
 
 
+def serve_arguments(model: str, settings: WispSettings) -> list[str]:
+    """What `wisp serve` is to be told of these settings."""
+    arguments = [model, "--expert-slots", str(settings.expert_slots), "--policy", settings.policy]
+    arguments += ["--decide", settings.decide, "--backing-store", settings.backing_store]
+    if settings.unshown_formats:  # which has no option of its own
+        arguments += ["--additional-config", json.dumps({"wisp": {"unshown_formats": True}})]
+    return arguments
+
+
 @contextmanager
 def _serving(model: str, settings: WispSettings, flags: Sequence[str], record: Path, log: Path) -> Iterator[_Server]:
     """`wisp serve` on a free port, until the block ends."""
@@ -118,9 +128,7 @@ def _serving(model: str, settings: WispSettings, flags: Sequence[str], record: P
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "wisp.cli.main", "serve", model]
-    command += ["--expert-slots", str(settings.expert_slots), "--policy", settings.policy, "--decide", settings.decide]
-    command += ["--backing-store", settings.backing_store]
+    command = [sys.executable, "-m", "wisp.cli.main", "serve", *serve_arguments(model, settings)]
     command += ["--host", "127.0.0.1", "--port", str(port), *SERVER_FLAGS, *flags]
     with log.open("wb") as output:
         process = subprocess.Popen(
