@@ -46,7 +46,7 @@ STEPS: Mapping[str, Step] = {
     "page_cost": Step("benchmarks/page_cost/run.py --output {folder}/page_cost.json", 60, ("device",)),
     "arenas": Step('benchmarks/arenas/run.py --machine "one GPU" --output {folder}/arenas.json', 60, ("page_cost",)),
     "iso_resident": Step(f"{ISO_VRAM} vllm-resident:67+wisp:67 --rounds 5", 300, ("arenas",)),
-    "iso_paged": Step(f"{ISO_VRAM} wisp:23,32,44 --profile-prefill", 240, ("iso_resident",)),
+    "iso_paged": Step(f"{ISO_VRAM} wisp:23,32,10,13.4,16.7,44 --profile-prefill", 300, ("iso_resident",)),
     "iso_uva": Step(f"{ISO_VRAM} vllm-uva:23+vllm-uva:32+vllm-uva:44", 420, ("iso_paged",)),
     "iso_prefetch": Step(f"{ISO_VRAM} vllm-prefetch:32", 300, ("iso_uva",)),
     "soak": Step(
@@ -65,7 +65,7 @@ STEPS: Mapping[str, Step] = {
     "start_plan": Step(f"{TESTS} tests/gpu/test_start_plan.py", 400, ("soak", "formats", "models", "compile_cache")),
     "server": Step(f"{TESTS} tests/gpu/test_server.py", 420, ("start_plan",)),
     "recording": Step(f"{TESTS} tests/gpu/test_recording.py", 200, ("server",)),
-    "load_time": Step("benchmarks/load_time/run.py --output {folder}/load_time.json", 300, ("recording",)),
+    "load_time": Step("benchmarks/load_time/run.py --output {folder}/load_time.json", 480, ("recording",)),
     "shapes": Step("benchmarks/shapes/run.py --results {folder}/shapes.json", 900, ("load_time",)),
     "plan_check": Step("benchmarks/plan_check/run.py --results {folder}/plan_check.json", 600, ("shapes",)),
 }

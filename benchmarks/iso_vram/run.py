@@ -23,7 +23,7 @@ from together import Outcome, run_together
 HERE = Path(__file__).parent
 GROUPS = (
     "vllm-resident:67+wisp:67",
-    "wisp:23,32,44",
+    "wisp:23,32,10,13.4,16.7,44",
     "vllm-uva:23+vllm-uva:32+vllm-uva:44",
     *(f"vllm-prefetch:{budget}" for budget in (32, 23, 44)),
 )

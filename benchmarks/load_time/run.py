@@ -29,7 +29,7 @@ from versions import versions
 HERE = Path(__file__).parent
 GIB = 2**30
 CHUNK_BYTES = 16 << 20
-TIMEOUT_SECONDS = 150
+TIMEOUT_SECONDS = 240
 READERS = 16
 ARMS = ("stock", "memory", "checkpoint")
 
