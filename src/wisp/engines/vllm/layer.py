@@ -3,7 +3,7 @@
 The life of a layer: `__init__` creates its tensors in host memory, vLLM loads the checkpoint into them,
 `_finish` has vLLM give them the layout of its kernel and takes them into a backing store, `page` puts slots in their
 place once all layers of the model are there, and from then on the engine's kernel is fed by a pager. Experts that stay
-in the checkpoint's files are not loaded but noted (`file_loading.py`).
+in the checkpoint's files are not loaded but noted (`loading/file_loading.py`).
 """
 
 import functools
@@ -20,13 +20,13 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from wisp.engines.vllm import failure, workers
-from wisp.engines.vllm.background_loading import CopyInBackground
 from wisp.engines.vllm.checks import check_engine
-from wisp.engines.vllm.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
-from wisp.engines.vllm.file_loading import FileLoading
 from wisp.engines.vllm.formats import format_of
 from wisp.engines.vllm.kernels import KINDS
 from wisp.engines.vllm.layer_checks import check_store
+from wisp.engines.vllm.loading.background_loading import CopyInBackground
+from wisp.engines.vllm.loading.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
+from wisp.engines.vllm.loading.file_loading import FileLoading
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.device import DevicePager

@@ -12,7 +12,7 @@ pytest.importorskip("vllm")
 from vllm.model_executor.layers.fused_moe.config import FusedMoEQuantConfig, biased_moe_quant_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-from wisp.engines.vllm.expert_tensors import ExpertTensors
+from wisp.engines.vllm.loading.expert_tensors import ExpertTensors
 from wisp.errors import UnsupportedError
 
 EXPERTS, ROWS = 4, 7

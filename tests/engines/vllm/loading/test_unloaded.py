@@ -12,9 +12,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from wisp.engines.vllm.loading.unloaded import places_of, unload
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
-from wisp.engines.vllm.unloaded import places_of, unload
 from wisp.errors import CheckpointError, UnsupportedError
 from wisp.pager.checkpoint_store import CheckpointStore
 from wisp.pager.file_places import FileFinder

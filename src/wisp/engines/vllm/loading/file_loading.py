@@ -6,10 +6,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from wisp.engines.vllm.cpu_packing import packing_of
-from wisp.engines.vllm.expert_tensors import WEIGHTS, expert_parameters
 from wisp.engines.vllm.formats import CPU
-from wisp.engines.vllm.unloaded import places_of, unload
+from wisp.engines.vllm.loading.cpu_packing import packing_of
+from wisp.engines.vllm.loading.expert_tensors import WEIGHTS, expert_parameters
+from wisp.engines.vllm.loading.unloaded import places_of, unload
 from wisp.errors import UnsupportedError
 from wisp.pager.checkpoint_store import CheckpointStore
 from wisp.pager.file_places import FileFinder
