@@ -37,7 +37,7 @@ def run(model: str, blocks: int | None) -> dict[str, Any]:
     """One engine's answers, and what it has; with `blocks` it is the stock one."""
     from vllm import LLM
 
-    from wisp.engines.vllm import start_plan
+    from wisp.engines.vllm.budget import start_plan
     from wisp.engines.vllm.counters import counter_files
     from wisp.engines.vllm.workers import publish_all
     from wisp.pager.counters import Counters

@@ -57,7 +57,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Start, run and drop one engine."""
     from vllm import LLM
 
-    from wisp.engines.vllm import start_plan
+    from wisp.engines.vllm.budget import start_plan
 
     told: list[str] = []
     start_plan.logger.info = lambda text, *values: told.append(text % values)  # vLLM resets handlers and levels

@@ -14,7 +14,7 @@ vllm = pytest.importorskip("vllm")
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 
 from wisp.engines.vllm import checks, formats, kernels  # noqa: E402
-from wisp.engines.vllm.budget_config import go_by_budget  # noqa: E402
+from wisp.engines.vllm.budget.config import go_by_budget  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError, UnsupportedError  # noqa: E402
 
@@ -304,7 +304,7 @@ def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():
 def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
     from types import SimpleNamespace
 
-    from wisp.engines.vllm.moe_layers import moe_layers
+    from wisp.engines.vllm.host_memory.moe_layers import moe_layers
 
     model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_layers_start_end_indices=lambda stage: stage)
     assert moe_layers(model, (0, 24)) == layers
@@ -324,7 +324,7 @@ def test_only_layers_with_experts_are_asked_memory_for(keys, layers):
 def test_a_stage_asks_memory_for_its_own_layers(keys, stage, layers):
     from types import SimpleNamespace
 
-    from wisp.engines.vllm.moe_layers import moe_layers
+    from wisp.engines.vllm.host_memory.moe_layers import moe_layers
 
     model = SimpleNamespace(hf_text_config=SimpleNamespace(**keys), get_layers_start_end_indices=lambda stage: stage)
     assert moe_layers(model, stage) == layers

@@ -16,7 +16,7 @@ from wisp.engines.vllm import padding
 from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
 from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.counters import counter_files
-from wisp.engines.vllm.host_room import HostRoom
+from wisp.engines.vllm.host_memory.host_room import HostRoom
 from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
 from wisp.engines.vllm.kernels import (
     ExpertMapKernel,

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from wisp.engines.vllm import failure
-from wisp.engines.vllm.host_room import HostRoom
+from wisp.engines.vllm.budget.start_plan import kv_bytes_at_start
+from wisp.engines.vllm.budget.start_room import requested_bytes
+from wisp.engines.vllm.host_memory.host_room import HostRoom
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.patches import available_memory, loaded_model, requested_memory, warm_up, whole_weights
 from wisp.engines.vllm.ranks import any_rank
 from wisp.engines.vllm.settings import WispSettings
-from wisp.engines.vllm.start_plan import kv_bytes_at_start
-from wisp.engines.vllm.start_room import requested_bytes
 from wisp.errors import UnsupportedError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ def install() -> None:
     @wraps(original)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
         vllm_config = original(self, *args, **kwargs)
-        from wisp.engines.vllm.budget_config import go_by_budget
+        from wisp.engines.vllm.budget.config import go_by_budget
         from wisp.engines.vllm.checks import check_engine
         from wisp.engines.vllm.settings import WispSettings
 

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from wisp.engines.vllm.budget.start_room import CUDA_CONTEXT_BYTES, requested_bytes
 from wisp.engines.vllm.patches import requested_memory
-from wisp.engines.vllm.start_room import CUDA_CONTEXT_BYTES, requested_bytes
 from wisp.errors import DeviceMemoryError
 
 pytestmark = pytest.mark.engine

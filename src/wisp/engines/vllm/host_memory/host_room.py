@@ -6,9 +6,9 @@ Beside them vLLM may be told to keep KV there (`--kv-offloading-size`), which it
 import os
 from typing import TYPE_CHECKING
 
-from wisp.engines.vllm import memory_claims
-from wisp.engines.vllm.memory_claims import MemoryClaims
-from wisp.engines.vllm.moe_layers import moe_layers
+from wisp.engines.vllm.host_memory import memory_claims
+from wisp.engines.vllm.host_memory.memory_claims import MemoryClaims
+from wisp.engines.vllm.host_memory.moe_layers import moe_layers
 from wisp.engines.vllm.settings import WispSettings
 from wisp.pager.host_memory import HostMemory
 from wisp.units import format_bytes, parse_bytes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from wisp.engines.vllm import failure
 from wisp.engines.vllm.counters import counter_files
-from wisp.engines.vllm.memory_claims import MemoryClaims, path_for
+from wisp.engines.vllm.host_memory.memory_claims import MemoryClaims, path_for
 from wisp.errors import HostMemoryError
 from wisp.pager.host_memory import HEADROOM_BYTES, HostMemory
 

@@ -9,10 +9,10 @@ pytest.importorskip("vllm")
 
 from vllm.config import KVTransferConfig
 
-from wisp.engines.vllm import host_room
 from wisp.engines.vllm.counters import counter_files
-from wisp.engines.vllm.host_room import HostRoom
-from wisp.engines.vllm.memory_claims import path_for
+from wisp.engines.vllm.host_memory import host_room
+from wisp.engines.vllm.host_memory.host_room import HostRoom
+from wisp.engines.vllm.host_memory.memory_claims import path_for
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import HostMemoryError
 from wisp.pager.host_memory import HEADROOM_BYTES

@@ -20,8 +20,8 @@ from wisp.allocator.kv_choice import chosen_kv
 from wisp.allocator.kv_layout import KvLayout
 from wisp.allocator.machine import cpu_name
 from wisp.engines.vllm import failure
+from wisp.engines.vllm.budget.start_room import CUDA_CONTEXT_BYTES
 from wisp.engines.vllm.ranks import least_of_all_ranks
-from wisp.engines.vllm.start_room import CUDA_CONTEXT_BYTES
 from wisp.errors import ConfigError, UnsupportedError
 from wisp.pager.address_range import CHUNK_BYTES
 from wisp.pager.host_memory import HostMemory
