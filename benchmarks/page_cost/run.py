@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 from router import Router
 
-from wisp.engines.vllm.in_graph import InGraphPaging
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
 from wisp.pager import device
 from wisp.pager.store import HostStore
 

@@ -24,7 +24,8 @@ from vllm.model_executor.layers.fused_moe.config import (
 )
 from vllm.model_executor.layers.fused_moe.experts import triton_moe
 
-from wisp.engines.vllm.kernels import ExpertMapKernel, PartialOutputs
+from wisp.engines.vllm.kernels.choices import PartialOutputs
+from wisp.engines.vllm.kernels.expert_map import ExpertMapKernel
 from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool

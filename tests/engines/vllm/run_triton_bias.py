@@ -16,8 +16,9 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import biased_moe_quant_config
 
-from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
-from wisp.engines.vllm.kernels import PartialOutputs
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
+from wisp.engines.vllm.kernels.choices import PartialOutputs
+from wisp.engines.vllm.kernels.in_graph import InGraphKernel
 from wisp.pager.store import HostStore
 
 SLOTS = (2, 7)

@@ -16,8 +16,9 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 
-from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
-from wisp.engines.vllm.kernels import PartialOutputs
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
+from wisp.engines.vllm.kernels.choices import PartialOutputs
+from wisp.engines.vllm.kernels.in_graph import InGraphKernel
 
 SLOTS = {"target": 5, "draft": 3}
 LAYERS = {"target": 2, "draft": 1}

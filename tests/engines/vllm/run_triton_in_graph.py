@@ -22,8 +22,9 @@ from vllm.forward_context import override_forward_context
 from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 
-from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
-from wisp.engines.vllm.kernels import PartialOutputs
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
+from wisp.engines.vllm.kernels.choices import PartialOutputs
+from wisp.engines.vllm.kernels.in_graph import InGraphKernel
 from wisp.pager.store import HostStore
 from wisp.resident import NOT_RESIDENT
 

@@ -19,8 +19,10 @@ from vllm.model_executor.layers.fused_moe import fused_moe as tables
 from vllm.model_executor.layers.fused_moe.config import FUSED_MOE_UNQUANTIZED_CONFIG
 from vllm.model_executor.layers.fused_moe.expert_map_manager import determine_expert_map
 
-from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
-from wisp.engines.vllm.kernels import ExpertMapKernel, PartialOutputs
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
+from wisp.engines.vllm.kernels.choices import PartialOutputs
+from wisp.engines.vllm.kernels.expert_map import ExpertMapKernel
+from wisp.engines.vllm.kernels.in_graph import InGraphKernel
 from wisp.pager.counters import Counters, PoolFacts
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool

@@ -13,8 +13,9 @@ vllm = pytest.importorskip("vllm")
 
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 
-from wisp.engines.vllm import checks, formats, kernels  # noqa: E402
+from wisp.engines.vllm import checks, formats  # noqa: E402
 from wisp.engines.vllm.budget.config import go_by_budget  # noqa: E402
+from wisp.engines.vllm.kernels.base import KINDS  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError, UnsupportedError  # noqa: E402
 
@@ -284,7 +285,7 @@ def test_the_methods_and_kernels_that_are_fed_exist_in_this_version():
     files = [file for package in ("quantization", "fused_moe") for file in (layers / package).rglob("*.py")]
     found = {each.name for file in files for each in ast.parse(file.read_text()).body if isinstance(each, ast.ClassDef)}
     assert set(formats.FORMATS) <= found
-    assert set(kernels.KINDS) == {kernel for each in formats.FORMATS.values() for kernel in each.kernels} <= found
+    assert set(KINDS) == {kernel for each in formats.FORMATS.values() for kernel in each.kernels} <= found
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from wisp.allocator import model_shape  # noqa: E402
 from wisp.allocator.budget import staging_bytes  # noqa: E402
 from wisp.engines.vllm.budget.start_plan import rounded_regions  # noqa: E402
-from wisp.engines.vllm.in_graph import InGraphPaging  # noqa: E402
+from wisp.engines.vllm.in_graph_paging import InGraphPaging  # noqa: E402
 from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
 from wisp.engines.vllm.publisher import Publisher  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402

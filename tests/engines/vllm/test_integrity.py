@@ -48,7 +48,7 @@ def on_device():
     """Three slots in each of two layers of six experts, decided on the device; layer 1 holds the experts 4 and 0."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
-    from wisp.engines.vllm.in_graph import InGraphPaging
+    from wisp.engines.vllm.in_graph_paging import InGraphPaging
     from wisp.pager.store import HostStore
 
     stores = [HostStore({"w": torch.empty(6, 8, 16, dtype=torch.bfloat16)}) for _ in range(2)]
@@ -84,7 +84,7 @@ def test_a_flipped_bit_is_found_beside_experts_in_files(tmp_path):
     pytest.importorskip("vllm")
     from file_store import write_store
 
-    from wisp.engines.vllm.in_graph import InGraphPaging
+    from wisp.engines.vllm.in_graph_paging import InGraphPaging
     from wisp.engines.vllm.integrity import check, device_tables
     from wisp.pager.store import HostStore
 
@@ -123,8 +123,8 @@ def test_a_row_that_is_not_the_slots_or_the_stores_is_found(on_device, layer, ex
 def test_a_flipped_bit_is_found_where_every_expert_has_a_slot():
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
-    from wisp.engines.vllm.all_resident import resident_tensors
     from wisp.engines.vllm.integrity import check, paged_tables
+    from wisp.engines.vllm.kernels.all_resident import resident_tensors
     from wisp.pager.store import HostStore
 
     store = HostStore({"w": torch.empty(6, 8, 16, dtype=torch.bfloat16)})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from wisp.engines.vllm import workers
-from wisp.engines.vllm.in_graph import InGraphPaging
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.errors import UnsupportedError
 from wisp.pager.pager import ExpertPager

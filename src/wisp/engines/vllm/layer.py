@@ -22,7 +22,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from wisp.engines.vllm import failure, workers
 from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.formats import format_of
-from wisp.engines.vllm.kernels import KINDS
+from wisp.engines.vllm.kernels.base import KINDS
 from wisp.engines.vllm.layer_checks import check_store
 from wisp.engines.vllm.loading.background_loading import CopyInBackground
 from wisp.engines.vllm.loading.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters

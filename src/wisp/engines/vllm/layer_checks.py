@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from wisp.engines.vllm.kernels import MARLIN_KIND, KernelKind, scales_steps
+from wisp.engines.vllm.kernels.base import MARLIN_KIND, KernelKind, scales_steps
 from wisp.errors import HostMemoryError, UnsupportedError
 from wisp.pager.store import ExpertStore
 

@@ -12,22 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wisp.engines.vllm import padding
-from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
-from wisp.engines.vllm.broken_pool import BrokenPool
 from wisp.engines.vllm.counters import counter_files
 from wisp.engines.vllm.host_memory.host_room import HostRoom
-from wisp.engines.vllm.in_graph import InGraphKernel, InGraphPaging
-from wisp.engines.vllm.kernels import (
-    ExpertMapKernel,
-    KernelKind,
-    PagedKernel,
-    PartialOutputs,
-    SlotIdKernel,
-    scales_steps,
-)
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
+from wisp.engines.vllm.kernels import padding
+from wisp.engines.vllm.kernels.all_resident import AllResidentKernel, resident_tensors
+from wisp.engines.vllm.kernels.base import KernelKind, PagedKernel, scales_steps
+from wisp.engines.vllm.kernels.broken_pool import BrokenPool
+from wisp.engines.vllm.kernels.choices import PartialOutputs
+from wisp.engines.vllm.kernels.expert_map import ExpertMapKernel
+from wisp.engines.vllm.kernels.in_graph import InGraphKernel
+from wisp.engines.vllm.kernels.planar import PlanarKernel
+from wisp.engines.vllm.kernels.slot_ids import SlotIdKernel
 from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host
-from wisp.engines.vllm.planar import PlanarKernel
 from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError

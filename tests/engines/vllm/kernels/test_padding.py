@@ -10,7 +10,7 @@ pytest.importorskip("vllm")
 from vllm.forward_context import override_forward_context  # noqa: E402
 from vllm.model_executor.layers.fused_moe.router import router_factory  # noqa: E402
 
-from wisp.engines.vllm import padding  # noqa: E402
+from wisp.engines.vllm.kernels import padding  # noqa: E402
 
 GROUPS = {"use_grouped_topk": True, "num_expert_group": 4, "topk_group": 2}
 ONE_GROUP = {"use_grouped_topk": True, "num_expert_group": 1, "topk_group": 1}

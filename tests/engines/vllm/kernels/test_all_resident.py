@@ -2,7 +2,7 @@
 
 import torch
 
-from wisp.engines.vllm.all_resident import AllResidentKernel, resident_tensors
+from wisp.engines.vllm.kernels.all_resident import AllResidentKernel, resident_tensors
 from wisp.pager.store import HostStore
 
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from wisp.engines.vllm.in_graph import InGraphPaging
+from wisp.engines.vllm.in_graph_paging import InGraphPaging
 from wisp.engines.vllm.patches.expert_assignment import translated
 
 MANY_CHOICES = 4096
