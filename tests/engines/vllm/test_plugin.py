@@ -67,7 +67,7 @@ def test_routes_are_added_only_where_a_setting_asks_for_them(fresh, monkeypatch,
     from wisp.engines.vllm.patches import endpoints
 
     monkeypatch.setattr(plugins, "load_endpoint_plugins", lambda _tasks: ["another"])
-    monkeypatch.setattr(endpoints, "_settings", None)
+    monkeypatch.setattr(endpoints, "_make", None)
     plugin.register()
     args = {"model": str(checkpoint("qwen3_moe")), "dtype": "bfloat16", "skip_tokenizer_init": True}
     for settings in ({}, {"recordable": False}):

@@ -1,1 +1,11 @@
-"""The vLLM plug-in. Start at `plugin.register`; `layer.PagedRoutedExperts` is where paging happens."""
+"""The vLLM plug-in.
+
+The main path: `plugin.register` tells vLLM of `layer.PagedRoutedExperts`. `workers` says what a layer shares with the
+others of its worker, a `paging.WorkerPaging`, and that one gives it one of the `kernels`, which asks a pager of
+`wisp.pager` for the experts of every step.
+
+On the way there: `settings` and `checks` (what was asked, and what is refused), `front_end` (what becomes of a
+configuration before anything starts), `loading` (checkpoint to backing store), `host_memory` (does that fit), `budget`
+(`gpu_memory` divided between slots and KV), `patches` (one symbol of vLLM a file). What runs is counted (`counters`),
+heard (`taps`), kept (`recording`), metered (`metering`), checked (`integrity`) and compared (`verify`).
+"""

@@ -16,11 +16,12 @@ def register() -> None:
         return
     import vllm
 
+    from wisp.engines.vllm import front_end
     from wisp.engines.vllm.checks import is_tested
     from wisp.engines.vllm.patches import engine_args
 
     if not is_tested(vllm.__version__):
-        engine_args.install()
+        engine_args.install(front_end.prepare)
         _registered = True
         return
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
@@ -31,7 +32,7 @@ def register() -> None:
     from wisp.engines.vllm.patches import amx_permission, compile_cache, routed_experts, sleep, worker_start
     from wisp.engines.vllm.recording import recording_service
 
-    engine_args.install()
+    engine_args.install(front_end.prepare)
     amx_permission.install()
     compile_cache.install()
     worker_start.install(workers.prepare)

@@ -1,1 +1,1 @@
-"""From the checkpoint into a layer's backing store: copied into host memory, or noted where it lies in the files."""
+"""From the checkpoint to a layer's backing store: into host memory, or to where the bytes lie in the files."""

@@ -6,19 +6,17 @@ What: calls the original and adds ours to its list. Installed where one of the t
 Versions: 0.32. Ends when: an endpoint plug-in can be asked for by itself.
 """
 
+from collections.abc import Callable
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from wisp.engines.vllm.settings import WispSettings
-
-_settings: "WispSettings | None" = None
+_make: Callable[[], Any] | None = None
 
 
-def install(settings: "WispSettings") -> None:
-    """Wrap the function once; the settings of the engine made last count."""
-    global _settings
-    is_installed, _settings = _settings is not None, settings
+def install(make: Callable[[], Any]) -> None:
+    """Wrap the function once; whatever was given last makes our endpoint."""
+    global _make
+    is_installed, _make = _make is not None, make
     if is_installed:
         return
     from vllm import plugins
@@ -27,9 +25,7 @@ def install(settings: "WispSettings") -> None:
 
     @wraps(original)
     def load_endpoint_plugins(*args: Any, **kwargs: Any) -> list[Any]:
-        from wisp.engines.vllm.endpoint import WispEndpoint
-
-        assert _settings is not None
-        return [*original(*args, **kwargs), WispEndpoint(_settings)]
+        assert _make is not None
+        return [*original(*args, **kwargs), _make()]
 
     plugins.load_endpoint_plugins = load_endpoint_plugins
