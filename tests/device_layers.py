@@ -42,7 +42,10 @@ class Layers:
                     self.stores.append(write_store(store, path, page_lock="require", device=self.device))
             else:
                 self.stores.append(store)
-        shape = ArenaShape(LAYERS, SLOTS, 4 * TOP_K - SLOTS if planar or in_files else STAGING.rows)
+        size = STAGING.group_experts
+        rows = EXPERTS - SLOTS + 2 * size if planar else 4 * TOP_K - SLOTS if in_files else STAGING.rows
+        self.staging = StreamShape(size, rows // size, whole=True) if planar else STAGING
+        shape = ArenaShape(LAYERS, SLOTS, rows)
         self.arena = Arena(shape, self.stores[0].layout, self.device, planar=planar, most_slots=MOST_SLOTS)
         self.state = DeviceState(self.arena, self.stores)
         self.pagers = [

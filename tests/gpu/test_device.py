@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from device_layers import EXPERTS, LAYERS, SLOTS, STAGING, TOP_K, Layers
+from device_layers import EXPERTS, LAYERS, SLOTS, TOP_K, Layers
 
 from wisp.errors import HostMemoryError
 from wisp.pager.host_memory import HostRegion
@@ -56,7 +56,7 @@ def test_a_captured_graph_decides_as_the_host_does(layers):
 
 def test_a_stream_shows_every_expert_s_bytes_and_decode_goes_on(layers):
     layers.state.reset()
-    stream = ExpertStream(layers.pagers, layers.state, STAGING)
+    stream = ExpertStream(layers.pagers, layers.state, layers.staging)
     ids = torch.arange(EXPERTS, dtype=torch.int32, device=layers.device).view(-1, TOP_K)
     for _ in range(3):
         seen = []

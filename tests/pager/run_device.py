@@ -63,6 +63,8 @@ class Layers:
                 store = write_store(store, Path(tempfile.mkstemp(dir=folder)[1]))
             self.stores.append(store)
         staging_rows = max(STAGING.rows, experts - 1 if planar or folder is not None else 0)
+        size = STAGING.group_experts
+        self.staging = StreamShape(size, staging_rows // size, whole=True) if planar else STAGING
         shape = ArenaShape(LAYERS, slots, staging_rows)
         self.arena = Arena(shape, self.stores[0].layout, "cpu", planar=planar, most_slots=slots)
         self.state = DeviceState(self.arena, self.stores)
@@ -202,25 +204,29 @@ def stream(slots: int, tensors, *, warm: bool, planar: bool, folder) -> dict[str
         for pager in layers.pagers:
             pager.page(torch.arange(slots, dtype=torch.int32)[None])
     before = layers.state.slot_of.tolist()
-    streaming = ExpertStream(layers.pagers, layers.state, STAGING)
+    streaming = ExpertStream(layers.pagers, layers.state, layers.staging)
     ids = torch.cat([torch.arange(experts), torch.full((4,), NOT_RESIDENT)]).int().view(5, 4)
     seen: list[list[int]] = []
+    ahead: list[int] = []
     wrong = 0
     for layer in range(LAYERS):
         computed: list[int] = []
         for row_of in streaming.waves(layer, ids):
+            copied_ahead = streaming._step.issued - streaming._step.of_layer[layer].stop
             for expert, row in enumerate(row_of.tolist()):
                 if row == NOT_RESIDENT:
                     continue
                 computed.append(expert)
                 wrong += not layers.holds(layer, row, expert)
         seen.append(sorted(computed))
+        ahead.append(copied_ahead)
     for layer in range(LAYERS):
         for expert, slot in enumerate(layers.state.slot_of[layer].tolist()):
             wrong += slot >= 0 and not layers.holds(layer, layers.arena.shape.slot_row(layer, slot), expert)
     layers.state.refresh_mirror()
     return {
         "seen": seen,
+        "ahead": ahead,
         "wrong": wrong,
         "before": before,
         "after": layers.state.slot_of.tolist(),
@@ -232,7 +238,7 @@ def stream(slots: int, tensors, *, warm: bool, planar: bool, folder) -> dict[str
 def leave_out(*turns: int) -> list[str]:
     """What a stream of two layers says when layers take these turns, one after the other."""
     layers = Layers(16, 5)
-    streaming = ExpertStream(layers.pagers, layers.state, STAGING)
+    streaming = ExpertStream(layers.pagers, layers.state, layers.staging)
     said = []
     for layer in turns:
         try:

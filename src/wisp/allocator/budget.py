@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from wisp.allocator.kv_layout import KvLayout
 from wisp.allocator.model_shape import ModelShape
 from wisp.allocator.workload import Workload
-from wisp.staging import staging_rows
+from wisp.staging import planar_rows, staging_rows
 
 ENGINE_OVERHEAD_BYTES = 1200 << 20
 """What CUDA's context, captured graphs, libraries and fragmentation take, without activations.
@@ -95,9 +95,12 @@ def staging_bytes(shape: ModelShape, *, in_files: bool = False) -> int:
     it is what it needs beyond top-k of them: an engine that plans by itself starts with so many, and keeps these rows.
     One that is given more slots takes a row less for each.
     """
-    overflows = shape.expert_format.is_planar or in_files
-    overflow = max(0, shape.num_experts - shape.top_k) if overflows else 0
-    return staging_rows(shape.expert_bytes, overflow=overflow) * shape.expert_bytes
+    slots = min(shape.top_k, shape.num_experts)
+    if shape.expert_format.is_planar:
+        rows = planar_rows(shape.expert_bytes, experts=shape.num_experts, slots=slots)
+    else:
+        rows = staging_rows(shape.expert_bytes, overflow=shape.num_experts - slots if in_files else 0)
+    return rows * shape.expert_bytes
 
 
 def activation_bytes(shape: ModelShape, workload: Workload) -> int:

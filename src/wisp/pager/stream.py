@@ -5,6 +5,9 @@ staging area, group after group, while the engine computes the group before; the
 while the current layer still computes. Which expert is where the host knows from one look at the page tables
 before the first layer. Slots that are still free are filled on the way.
 
+A kernel that has to see all experts of a layer at once (a planar arena's) gets them in one piece: all of its groups
+are copied before it starts, and the first of the next layer's beside it, as far as there are rows.
+
 Where the arena does not reach the stores, the staging rows are also those of a step's overflow. That is safe since
 copies begin only once all that was launched before a streamed step is done, and the kernels of a streamed step wait for
 every one of them.
@@ -27,6 +30,8 @@ class StreamShape:
 
     group_experts: int
     groups: int
+    whole: bool = False
+    """A layer is computed in one piece: there are rows for all of its experts without a slot."""
 
     @property
     def rows(self) -> int:
@@ -41,6 +46,8 @@ class _Group:
     layer: int
     experts: tuple[int, ...]
     rows: tuple[int, ...]
+    before: int | None = None
+    """The group in whose staging rows it is copied, once that has been computed; None where nobody needs the rows."""
     ready: torch.cuda.Event | None = None
 
 
@@ -51,14 +58,18 @@ class _Step:
     groups: list[_Group]
     of_layer: list[range]
     row_of: torch.Tensor
-    """int64 [groups, experts]: the row of each expert of a group, -1 for others."""
+    """int64 [groups, experts]: the row of each expert of a group, -1 for others; [layers, experts] of whole layers."""
     pairs: torch.Tensor
     """int64 [groups, 2, experts of a group]: which expert goes to which row; padded."""
     filled_slot_of: torch.Tensor
     filled_row_of: torch.Tensor
     """The page tables once the free slots are filled: [layers, experts]."""
     issued: int = 0
+    """Groups whose copies have been launched."""
+    computed: int = 0
+    """Groups whose kernel has been launched."""
     consumed: list[torch.cuda.Event | None] = field(default_factory=list)
+    """When it has ended."""
 
 
 class ExpertStream:
@@ -76,7 +87,8 @@ class ExpertStream:
     def waves(self, layer: int, topk_ids: torch.Tensor) -> Iterator[torch.Tensor]:
         """The layer's experts in waves: int64 [experts], the arena row of each expert of the wave, -1 for others.
 
-        Launch the kernel on each wave before taking the next. The first wave holds the resident experts.
+        Launch the kernel on each wave before taking the next. The first wave holds the resident experts; of a whole
+        layer it is the only one, and holds all.
 
         Raises:
             WispError: another layer's turn it is; or the step before was left by some layer, whose slots may have been
@@ -92,23 +104,45 @@ class ExpertStream:
                 f"order, leaves some out, or has them compute fewer tokens than those before; set decide to host and "
                 f"add --enforce-eager"
             )
-        step, pager = self._step, self._pagers[layer]
-        groups = step.of_layer[layer]
-        slot_of = self._state.slot_of[layer]
-        pager.touch(topk_ids, moved=sum(len(step.groups[i].experts) for i in groups), waves=1 + len(groups))
-        self._issue(groups.start + self.shape.groups)
-        yield torch.where(slot_of >= 0, self._state.row_of[layer], NOT_RESIDENT)
-        for index in groups:
-            self._issue(index + 1)
-            ready = step.groups[index].ready
-            if ready is not None:
-                torch.cuda.current_stream().wait_event(ready)
-            yield step.row_of[index]
-            step.consumed[index] = self._record()
-            self._issue(index + 1 + self.shape.groups)
-        slot_of.copy_(step.filled_slot_of[layer])
+        step, groups = self._step, self._step.of_layer[layer]
+        moved = sum(len(step.groups[index].experts) for index in groups)
+        self._pagers[layer].touch(topk_ids, moved=moved, waves=1 if self.shape.whole else 1 + len(groups))
+        yield from self._in_one_piece(layer) if self.shape.whole else self._by_group(layer)
+        self._state.slot_of[layer].copy_(step.filled_slot_of[layer])
         self._state.row_of[layer].copy_(step.filled_row_of[layer])
         self._next_layer = layer + 1
+
+    def _by_group(self, layer: int) -> Iterator[torch.Tensor]:
+        step, groups = self._step, self._step.of_layer[layer]
+        self._issue(groups.start + self.shape.groups)
+        yield torch.where(self._state.slot_of[layer] >= 0, self._state.row_of[layer], NOT_RESIDENT)
+        for index in groups:
+            self._wait_for(range(index, index + 1))
+            yield step.row_of[index]
+            self._note_computed(range(index, index + 1))
+
+    def _in_one_piece(self, layer: int) -> Iterator[torch.Tensor]:
+        groups = self._step.of_layer[layer]
+        self._wait_for(groups)
+        self._issue(groups.stop + self.shape.groups)
+        yield self._step.row_of[layer]
+        self._note_computed(groups)
+
+    def _wait_for(self, groups: range) -> None:
+        """Have whatever is launched from now on wait for the copies of these groups."""
+        self._issue(groups.stop)
+        assert self._step.issued >= groups.stop, "what was computed leaves rows for all that is computed next"
+        for ready in (self._step.groups[index].ready for index in groups):
+            if ready is not None:
+                torch.cuda.current_stream().wait_event(ready)
+
+    def _note_computed(self, groups: range) -> None:
+        """What has been launched computes from these groups; the copies into their rows wait for it."""
+        ended = self._record()
+        for index in groups:
+            self._step.consumed[index] = ended
+        self._step.computed = groups.stop
+        self._issue(groups.stop + self.shape.groups)
 
     def _give_up(self) -> None:
         """Let no copy of a step that was left unfinished run beside what comes next."""
@@ -122,14 +156,18 @@ class ExpertStream:
         slot_of = self._state.slot_of.cpu().clone()
         row_of = torch.where(self._state.slot_of >= 0, self._state.row_of, self._state.home_row_of).cpu()
         groups: list[_Group] = []
+        staged: list[int] = []
         of_layer: list[range] = []
         for layer in range(self._arena.shape.layers):
             start = len(groups)
-            self._lay_out(layer, slot_of[layer], row_of[layer], groups)
+            self._lay_out(layer, slot_of[layer], row_of[layer], groups, staged)
             of_layer.append(range(start, len(groups)))
-        tables = torch.full((len(groups), self._state.num_experts), NOT_RESIDENT, dtype=torch.int64)
-        for table, group in zip(tables, groups, strict=True):
-            table[list(group.experts)] = torch.tensor(group.rows)
+        if self.shape.whole:
+            tables = torch.where(slot_of >= 0, row_of, NOT_RESIDENT)
+        else:
+            tables = torch.full((len(groups), self._state.num_experts), NOT_RESIDENT, dtype=torch.int64)
+        for index, group in enumerate(groups):
+            tables[group.layer if self.shape.whole else index, list(group.experts)] = torch.tensor(group.rows)
         size = self.shape.group_experts + self.shape.group_experts % 2  # aligned alike in every group
         pairs = torch.zeros((len(groups), 2, size), dtype=torch.int64)
         for pair, group in zip(pairs, groups, strict=True):
@@ -140,8 +178,13 @@ class ExpertStream:
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream())
 
-    def _lay_out(self, layer: int, slot_of: torch.Tensor, row_of: torch.Tensor, groups: list[_Group]) -> None:
-        """Add one layer's groups: first what fills its free slots, entered into its tables, then what passes by."""
+    def _lay_out(
+        self, layer: int, slot_of: torch.Tensor, row_of: torch.Tensor, groups: list[_Group], staged: list[int]
+    ) -> None:
+        """Add one layer's groups: first what fills its free slots, entered into its tables, then what passes by.
+
+        `staged` has the groups that pass by, which take the staging area's rows in turn.
+        """
         shape, size = self._arena.shape, self.shape.group_experts
         missing = [expert for expert, slot in enumerate(slot_of.tolist()) if slot < 0]
         free = range(len(slot_of) - len(missing), self._state.slots)
@@ -151,22 +194,25 @@ class ExpertStream:
         for part in _cut(fills, size):
             groups.append(_Group(layer, part, tuple(int(row_of[expert]) for expert in part)))
         for part in _cut(missing[len(fills) :], size):
-            place = len(groups) % self.shape.groups * size
-            groups.append(_Group(layer, part, tuple(shape.staging_row(place + i) for i in range(len(part)))))
+            place = len(staged) % self.shape.groups * size
+            before = staged[-self.shape.groups] if len(staged) >= self.shape.groups else None
+            staged.append(len(groups))
+            groups.append(_Group(layer, part, tuple(shape.staging_row(place + i) for i in range(len(part))), before))
 
     def _issue(self, end: int) -> None:
-        """Start the copies of all groups before `end`, each once the staging rows that it takes are free."""
+        """Start the copies of groups before `end`, as far as what lies in their staging rows has been launched."""
         step = self._step
         while step.issued < min(end, len(step.groups)):
             group = step.groups[step.issued]
-            before = step.issued - self.shape.groups
+            if group.before is not None and group.before >= step.computed:
+                return
             if self._copies is None:
                 self._copy(step.issued)
             else:
                 with torch.cuda.stream(self._copies):
-                    if before >= 0:
-                        freed = step.consumed[before]
-                        assert freed is not None, "rows are copied into again only once they were computed"
+                    if group.before is not None:
+                        freed = step.consumed[group.before]
+                        assert freed is not None, "what is computed is waited for"
                         self._copies.wait_event(freed)
                     self._copy(step.issued)
                     group.ready = self._record()

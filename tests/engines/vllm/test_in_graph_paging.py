@@ -22,6 +22,7 @@ from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
 from wisp.pager.counters import Counters, PoolFacts  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
+from wisp.pager.stream import StreamShape  # noqa: E402
 
 QWEN = Path(__file__).parents[2] / "allocator" / "configs" / "qwen3-30b-a3b.json"
 BIG = {"w": torch.empty(32, 9 << 20, dtype=torch.int8, device="meta")}
@@ -32,33 +33,37 @@ def make(slots, **how):
     return InGraphPaging([HostStore(BIG)], slots, torch.device("cpu"), **how)
 
 
-def test_a_planar_arena_has_room_for_what_overflows_in_a_graph():
+def test_a_planar_arena_has_room_for_a_layer_s_missing_experts_and_the_next_layer_s_first():
     assert make(4).arena.shape.staging_rows == 16
-    assert make(4, planar=True).arena.shape.staging_rows == 32 - 4
-    assert make(4, planar=True, graph_choices=24).arena.shape.staging_rows == 24 - 4
-    assert make(4, planar=True, graph_choices=8).arena.shape.staging_rows == 16
-    assert make(4, planar=True, graph_choices=24, least_slots=2).arena.shape.staging_rows == 24 - 2
+    assert make(4, planar=True).arena.shape.staging_rows == 32 + 16  # 28 in groups of eight
+    assert make(4, planar=True, least_slots=2).arena.shape.staging_rows == 32 + 16
+    assert make(24, planar=True).arena.shape.staging_rows == 8 + 16
+    assert make(24, planar=True).stream.shape == StreamShape(8, 3, whole=True)
 
 
-@pytest.mark.parametrize("in_files", [False, True])
+@pytest.mark.parametrize("kind", ["interleaved", "planar", "in files"])
 @pytest.mark.parametrize("experts", [16, 40])
-def test_rows_beside_the_slots_are_those_that_a_plan_counts(tmp_path, in_files, experts):
+def test_rows_beside_the_slots_are_those_that_a_plan_counts(tmp_path, kind, experts):
     sizes = {"num_experts": experts, "num_experts_per_tok": 4, "hidden_size": 64, "moe_intermediate_size": 32}
+    if kind == "planar":
+        sizes["quantization_config"] = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
     shape = model_shape({**json.loads(QWEN.read_text()), **sizes})
     like = {"w13_weight": torch.empty(experts, 64, 64), "w2_weight": torch.empty(experts, 64, 32)}
     store = HostStore({name: tensor.bfloat16() for name, tensor in like.items()})
-    stores = [write_store(store, tmp_path / "file") if in_files else store]
-    arena = InGraphPaging(stores, shape.top_k, torch.device("cpu"), most_slots=experts).arena
-    assert staging_bytes(shape, in_files=in_files) == arena.shape.staging_rows * arena.layout.row_bytes
+    stores = [write_store(store, tmp_path / "file") if kind == "in files" else store]
+    how = {"planar": kind == "planar", "most_slots": experts}
+    arena = InGraphPaging(stores, shape.top_k, torch.device("cpu"), **how).arena
+    assert staging_bytes(shape, in_files=kind == "in files") == arena.shape.staging_rows * shape.expert_bytes
+    assert shape.expert_format.is_planar == arena.planar
 
 
-def test_slots_shrink_no_further_than_a_graph_s_overflow_has_rows():
-    paging = make(6, planar=True, graph_choices=24, least_slots=4, most_slots=9)
-    for slots in (9, 4):
+def test_slots_shrink_no_further_than_a_step_has_rows_for_its_overflow():
+    paging = make(30, planar=True, least_slots=24, most_slots=31)
+    for slots in (31, 8):
         paging.resize(slots)
         assert paging.state.slots == paging.arena.shape.slots == slots
-    with pytest.raises(ConfigError, match="between 4 and 32"):
-        paging.resize(3)
+    with pytest.raises(ConfigError, match="between 8 and 32"):
+        paging.resize(7)
 
 
 def test_a_budget_leaves_room_for_the_last_chunk_of_every_region_of_an_arena():

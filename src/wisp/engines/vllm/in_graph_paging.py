@@ -12,7 +12,7 @@ from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import ExpertStore
 from wisp.pager.stream import ExpertStream, StreamShape
 from wisp.pager.tails import TailCopies
-from wisp.staging import GROUPS, group_experts, staging_rows
+from wisp.staging import GROUPS, group_experts, planar_rows, staging_rows
 
 
 class InGraphPaging:
@@ -25,7 +25,6 @@ class InGraphPaging:
         device: torch.device,
         *,
         planar: bool = False,
-        graph_choices: int | None = None,
         least_slots: int | None = None,
         most_slots: int | None = None,
         broken: bool = False,
@@ -33,18 +32,20 @@ class InGraphPaging:
         """Lay out `slots` slots for each store; with `broken`, layer 0 gets the wrong experts' bytes.
 
         `planar` makes every tensor contiguous, for kernels that take no stride between experts. Then, and where the
-        stores do not hold their experts in rows, the overflow of the widest step that is decided in place needs rows
-        of its own: of a step of `graph_choices` tokens times top-k, or by default of one that needs every expert.
+        stores do not hold their experts in rows, what a step needs beyond the slots needs rows of its own, all experts
+        at the most.
 
         The number of slots can later be anything from `least_slots` to `most_slots` (by default it stays), with every
         captured graph intact.
         """
         layout, experts = stores[0].layout, stores[0].num_experts
-        staging = StreamShape(group_experts(layout.row_bytes), GROUPS)
-        widest = experts if graph_choices is None else min(experts, graph_choices)
-        overflows = planar or stores[0].rows is None
-        rows = staging_rows(layout.row_bytes, overflow=widest - (least_slots or slots) if overflows else 0)
-        self.least_slots = max(1, widest - rows) if overflows else 1
+        size, least = group_experts(layout.row_bytes), least_slots or slots
+        in_files = stores[0].rows is None
+        if planar:
+            rows = planar_rows(layout.row_bytes, experts=experts, slots=least)
+        else:
+            rows = staging_rows(layout.row_bytes, overflow=experts - least if in_files else 0)
+        self.least_slots = max(1, experts - rows) if planar or in_files else 1
         shape = ArenaShape(len(stores), slots, rows)
         self.arena = Arena(shape, layout, device, planar=planar, most_slots=most_slots)
         self.state = DeviceState(self.arena, stores)
@@ -63,6 +64,7 @@ class InGraphPaging:
             )
             for layer, store in enumerate(stores)
         ]
+        staging = StreamShape(size, rows // size if planar else GROUPS, whole=planar)
         self.stream = ExpertStream(self.pagers, self.state, staging)
 
     def routing_histogram(self) -> RoutingHistogram:

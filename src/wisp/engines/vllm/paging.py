@@ -200,14 +200,14 @@ class WorkerPaging:
             check_in_graph(self.stores, is_draft=self.is_draft)
             torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
             # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
-            planar = not kind.takes_strides or any(
+            takes_none = not kind.takes_strides or any(
                 len(tensor.shape) == 1 for tensor in self.stores[place].tensors.values()
             )
             self.in_graph = InGraphPaging(
                 self.stores,
                 self.slots,
                 device,
-                planar=planar or scales_steps(experts),
+                planar=takes_none or scales_steps(experts),
                 most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
                 broken=self.settings.break_expert,
             )
@@ -215,7 +215,8 @@ class WorkerPaging:
                 self.publisher = Publisher(self)
                 self.publisher.start()
         if self.in_graph.arena.planar:
-            return PagedLayer(PlanarKernel(experts, self.in_graph, place), self.in_graph.arena.tensors)
+            planar = PlanarKernel(experts, self.in_graph, place, self._graph_tokens())
+            return PagedLayer(planar, self.in_graph.arena.tensors)
         partial_outputs = self._partial_outputs_for(layer, device)
         kernel = InGraphKernel(
             experts,
