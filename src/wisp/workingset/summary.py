@@ -77,9 +77,10 @@ def check_slots(trace: RoutingTrace, slots: int) -> None:
     """`ConfigError` unless a layer of this trace could have so many slots, and its widest step fits into them."""
     widest = int(trace.widths().max(initial=1))
     if not widest <= slots <= trace.num_experts:
+        fitting = f"{widest} to {trace.num_experts}" if widest < trace.num_experts else f"{widest}"
         raise ConfigError(
             f"{slots} slots for this trace: its widest step requires {widest} experts of a layer, and a layer has "
-            f"{trace.num_experts}; give {widest} to {trace.num_experts}"
+            f"{trace.num_experts}; give {fitting}, or leave the steps of prompts out (--phase decode)"
         )
 
 
