@@ -56,7 +56,6 @@ def test_they_end_as_ordinary_copies_do(copies: list[tuple[object, ...]], dtype:
             source = source.transpose(-1, -2).contiguous().transpose(-1, -2)
         places[1].copy_(source)
         if not background.take(places[0], source):
-            background.wait()  # as nobody may write there meanwhile
             places[0].copy_(source)
     background.wait()
     assert torch.equal(target.view(torch.uint8), expected.view(torch.uint8))
@@ -104,6 +103,21 @@ def test_what_is_written_twice_ends_as_written_last(monkeypatch: pytest.MonkeyPa
     background.wait()
     assert (target[again] == 2).all()
     assert target.sum() == 2 * len(target[again]) + (len(target) - len(target[again]))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_what_is_left_to_the_caller_comes_after_what_was_begun(monkeypatch: pytest.MonkeyPatch, turned: bool) -> None:
+    """Of other numbers, or of others in order, over what is being written; or of what is."""
+    go_on, copy = threading.Event(), host_copies._copy
+    monkeypatch.setattr(host_copies, "_copy", lambda *args: (go_on.wait(20), copy(*args)))
+    target, other, background = torch.zeros(1024, 1024), torch.zeros(1024, 1024), HostCopies()
+    threading.Timer(0.1, go_on.set).start()
+    assert background.take(target, torch.ones(1024, 1024))
+    ordinary = (other.t(), target) if turned else (target[:, ::2], torch.full((1024, 512), 2.0))
+    assert not background.take(*ordinary)
+    ordinary[0].copy_(ordinary[1])
+    background.wait()
+    assert other.all() if turned else (target[:, ::2] == 2).all()
 
 
 @pytest.mark.parametrize(

@@ -28,18 +28,19 @@ class HostCopies:
         """Addresses of the targets, which do not overlap: in order, and where each ends."""
 
     def take(self, target: torch.Tensor, source: torch.Tensor) -> bool:
-        """Begin `target.copy_(source)`; False where that has to be called itself, and nothing has begun.
+        """Begin `target.copy_(source)`; False where that has to be called itself, and now may be.
 
         So it is for anything but the same bytes in the same order, for little, and where this thread has one processor.
         """
-        if not _is_alike(target, source) or len(workers := os.sched_getaffinity(0)) < 2:
-            return False
-        pairs = list(_contiguous(target, source))
-        if any(part.nbytes < LEAST_BYTES or not (part.is_contiguous() and its.is_contiguous()) for part, its in pairs):
-            return False
-        if any(self._overlaps(part) for part, _ in pairs):
+        workers = len(os.sched_getaffinity(0))
+        pairs = list(_pairs(target, source)) if workers > 1 and _is_alike(target, source) else []
+        if not all(_is_one_piece(part) for pair in pairs for part in pair):
+            pairs = []
+        if any(self._overlaps(part) for pair in pairs or [(target, source)] for part in pair):
             self.wait()  # what is written twice ends as what was written last
-        self._pool = self._pool or ThreadPoolExecutor(min(16, len(workers)), "wisp-host-copies")
+        if not pairs:
+            return False
+        self._pool = self._pool or ThreadPoolExecutor(min(16, workers), "wisp-host-copies")
         for part, its_source in pairs:
             insort(self._starts, part.data_ptr())
             self._ends[part.data_ptr()] = part.data_ptr() + part.nbytes
@@ -57,9 +58,13 @@ class HostCopies:
             self._pool.shutdown()
             self._pool = None
 
-    def _overlaps(self, target: torch.Tensor) -> bool:
-        first, end = target.data_ptr(), target.data_ptr() + target.nbytes
-        after = bisect_left(self._starts, end)  # the first target that begins behind this one
+    def _overlaps(self, tensor: object) -> bool:
+        """Whether a target may lie between the first byte of a tensor and its last."""
+        if not self._starts or not isinstance(tensor, torch.Tensor) or not tensor.nbytes:
+            return False
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        first, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+        after = bisect_left(self._starts, end)  # the first target that begins behind it
         return after > 0 and self._ends[self._starts[after - 1]] > first
 
     def _begin(
@@ -92,7 +97,11 @@ def _is_alike(target: torch.Tensor, source: object) -> bool:
     )
 
 
-def _contiguous(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def _is_one_piece(part: torch.Tensor) -> bool:
+    return part.nbytes >= LEAST_BYTES and part.is_contiguous()
+
+
+def _pairs(target: torch.Tensor, source: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Both whole, or cut along their first dimension: experts lie apart from one another in a store."""
     if target.ndim < 2 or (target.is_contiguous() and source.is_contiguous()):
         return iter([(target, source)])
