@@ -111,8 +111,8 @@ def test_a_layer_that_a_stream_has_waited_for_in_vain_is_named(reports):
     in_order, first_left_out, second_left_out = reports["left out"]
     assert in_order == []
     assert [text.partition(":")[0] for text in first_left_out] == [
-        "layer 1 streams its experts where layer 0 was to",
+        "layer 1 streams its experts where layer 0 was to stream",
     ]
     assert [text.partition(":")[0] for text in second_left_out] == [
-        "layer 0 streams its experts where layer 1 was to",
+        "layer 0 streams its experts where layer 1 was to stream",
     ], "and the step after that begins anew"

@@ -15,6 +15,7 @@ every one of them.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import torch
 
@@ -91,19 +92,12 @@ class ExpertStream:
         layer it is the only one, and holds all.
 
         Raises:
-            WispError: another layer's turn it is; or the step before was left by some layer, whose slots may have been
-                loaded while this was still copying into them.
+            WispError: another layer's turn it is, or the step before was left by some layer.
         """
         if layer == 0 and self._next_layer in (0, len(self._pagers)):
             self._begin()
         if layer != self._next_layer:
-            expected = self._next_layer
-            self._give_up()
-            raise WispError(
-                f"layer {layer} streams its experts where layer {expected} was to: this model runs its layers out of "
-                f"order, leaves some out, or has them compute fewer tokens than those before; set decide to host and "
-                f"add --enforce-eager"
-            )
+            self._refuse(f"layer {layer} streams its experts")
         step, groups = self._step, self._step.of_layer[layer]
         moved = sum(len(step.groups[index].experts) for index in groups)
         self._pagers[layer].touch(topk_ids, moved=moved, waves=1 if self.shape.whole else 1 + len(groups))
@@ -111,6 +105,15 @@ class ExpertStream:
         self._state.slot_of[layer].copy_(step.filled_slot_of[layer])
         self._state.row_of[layer].copy_(step.filled_row_of[layer])
         self._next_layer = layer + 1
+
+    def check_is_idle(self, layer: int) -> None:
+        """Say that a layer computes in place, from slots and rows that copies of a streamed step may be under way to.
+
+        Raises:
+            WispError: such a step has not come to its end.
+        """
+        if self._next_layer not in (0, len(self._pagers)):
+            self._refuse(f"layer {layer} computes in place")
 
     def _by_group(self, layer: int) -> Iterator[torch.Tensor]:
         step, groups = self._step, self._step.of_layer[layer]
@@ -143,6 +146,14 @@ class ExpertStream:
             self._step.consumed[index] = ended
         self._step.computed = groups.stop
         self._issue(groups.stop + self.shape.groups)
+
+    def _refuse(self, what: str) -> NoReturn:
+        expected = self._next_layer
+        self._give_up()
+        raise WispError(
+            f"{what} where layer {expected} was to stream: this model runs its layers out of order, leaves some out, "
+            f"or has them compute fewer tokens than those before; set decide to host and add --enforce-eager"
+        )
 
     def _give_up(self) -> None:
         """Let no copy of a step that was left unfinished run beside what comes next."""

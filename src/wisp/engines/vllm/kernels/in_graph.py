@@ -53,6 +53,7 @@ class InGraphKernel:
                 self._run_streamed(arguments, rank_ids)
 
     def _run_in_place(self, arguments: dict[str, Any], rank_ids: torch.Tensor) -> None:
+        self._stream.check_is_idle(self._pager.layer)
         choice_rows = self._pager.page_head(rank_ids)
         with (
             translated(self._pager.num_experts, self._pager.rows_of, lambda _ids: choice_rows),

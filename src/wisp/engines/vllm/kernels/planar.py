@@ -36,6 +36,7 @@ class PlanarKernel:
             self._run_streamed(arguments)
 
     def _run_in_place(self, arguments: dict[str, Any]) -> None:
+        self._stream.check_is_idle(self._pager.layer)
         topk_ids: torch.Tensor = arguments["topk_ids"]
         experts = self._pager.num_experts
         if topk_ids.numel() < MANY_CHOICES:
