@@ -10,7 +10,7 @@ from wisp.pager.arena import Arena, ArenaShape
 from wisp.pager.device import DevicePager
 from wisp.pager.device_state import DeviceState
 from wisp.pager.store import HostStore
-from wisp.pager.stream import StreamShape
+from wisp.pager.stream_layout import StreamShape
 
 EXPERTS, SLOTS, MOST_SLOTS, TOP_K, LAYERS = 64, 12, 48, 8, 3
 STAGING = StreamShape(group_experts=4, groups=2)

@@ -25,7 +25,8 @@ from wisp.pager.device import DevicePager
 from wisp.pager.device_state import DeviceState
 from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import HostStore
-from wisp.pager.stream import ExpertStream, StreamShape
+from wisp.pager.stream import ExpertStream
+from wisp.pager.stream_layout import StreamShape
 from wisp.policies import make_policy
 from wisp.recording import Recording
 from wisp.resident import NOT_RESIDENT, ResidentSet

@@ -18,7 +18,8 @@ torch = pytest.importorskip("torch")
 
 from wisp.errors import WispError  # noqa: E402
 from wisp.pager.arena import ArenaShape  # noqa: E402
-from wisp.pager.stream import ExpertStream, StreamShape  # noqa: E402
+from wisp.pager.stream import ExpertStream  # noqa: E402
+from wisp.pager.stream_layout import StreamShape  # noqa: E402
 
 
 class Launches:

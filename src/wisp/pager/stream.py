@@ -14,7 +14,6 @@ every one of them.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import NoReturn
 
 import torch
@@ -22,55 +21,26 @@ import torch
 from wisp.errors import WispError
 from wisp.pager.device import DevicePager
 from wisp.pager.device_state import DeviceState
+from wisp.pager.stream_layout import StreamLayout, StreamShape, lay_out
 from wisp.resident import NOT_RESIDENT
 
 
-@dataclass(frozen=True)
-class StreamShape:
-    """`groups` of `group_experts` rows make the staging area; copies run at most `groups` groups ahead."""
-
-    group_experts: int
-    groups: int
-    whole: bool = False
-    """A layer is computed in one piece: there are rows for all of its experts without a slot."""
-
-    @property
-    def rows(self) -> int:
-        """Staging rows in all."""
-        return self.group_experts * self.groups
-
-
-@dataclass
-class _Group:
-    """Experts of one layer that are copied together and computed together."""
-
-    layer: int
-    experts: tuple[int, ...]
-    rows: tuple[int, ...]
-    before: int | None = None
-    """The group in whose staging rows it is copied, once that has been computed; None where nobody needs the rows."""
-    ready: torch.cuda.Event | None = None
-
-
-@dataclass
 class _Step:
-    """Everything that one step streams, in the order of copying."""
+    """A layout on the device, and how far its copying and computing have come."""
 
-    groups: list[_Group]
-    of_layer: list[range]
-    row_of: torch.Tensor
-    """int64 [groups, experts]: the row of each expert of a group, -1 for others; [layers, experts] of whole layers."""
-    pairs: torch.Tensor
-    """int64 [groups, 2, experts of a group]: which expert goes to which row; padded."""
-    filled_slot_of: torch.Tensor
-    filled_row_of: torch.Tensor
-    """The page tables once the free slots are filled: [layers, experts]."""
-    issued: int = 0
-    """Groups whose copies have been launched."""
-    computed: int = 0
-    """Groups whose kernel has been launched."""
-    consumed: list[torch.cuda.Event | None] = field(default_factory=list)
-    """When it has ended."""
+    def __init__(self, layout: StreamLayout, device: torch.device) -> None:
+        self.groups, self.of_layer = layout.groups, layout.of_layer
+        self.row_of, self.pairs, self.filled_slot_of, self.filled_row_of = (
+            torch.from_numpy(table).to(device)
+            for table in (layout.row_of, layout.pairs, layout.filled_slot_of, layout.filled_row_of)
+        )
+        self.issued = 0
+        """Groups whose copies have been launched."""
+        self.computed = 0
+        """Groups whose kernel has been launched."""
+        self.copied: list[torch.cuda.Event | None] = [None] * len(layout.groups)
+        self.consumed: list[torch.cuda.Event | None] = [None] * len(layout.groups)
+        """When a group's copies, and its kernel, have ended."""
 
 
 class ExpertStream:
@@ -81,8 +51,8 @@ class ExpertStream:
         self._arena = pagers[0].arena
         self._on_gpu = self._arena.device.type == "cuda"
         self._copies = torch.cuda.Stream(self._arena.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
-        nothing = torch.empty(0, device=self._arena.device)
-        self._step = _Step([], [], nothing, nothing, nothing, nothing)
+        self._step: _Step
+        """There from the first step on."""
         self._next_layer = 0
 
     def waves(self, layer: int, topk_ids: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -135,7 +105,7 @@ class ExpertStream:
         """Have whatever is launched from now on wait for the copies of these groups."""
         self._issue(groups.stop)
         assert self._step.issued >= groups.stop, "what was computed leaves rows for all that is computed next"
-        for ready in (self._step.groups[index].ready for index in groups):
+        for ready in (self._step.copied[index] for index in groups):
             if ready is not None:
                 torch.cuda.current_stream().wait_event(ready)
 
@@ -164,51 +134,12 @@ class ExpertStream:
     def _begin(self) -> None:
         """Look at the page tables (the one synchronisation of the step) and lay out the copies."""
         self._give_up()  # what an unfinished step may still be copying
-        slot_of = self._state.slot_of.cpu().clone()
-        row_of = torch.where(self._state.slot_of >= 0, self._state.row_of, self._state.home_row_of).cpu()
-        groups: list[_Group] = []
-        staged: list[int] = []
-        of_layer: list[range] = []
-        for layer in range(self._arena.shape.layers):
-            start = len(groups)
-            self._lay_out(layer, slot_of[layer], row_of[layer], groups, staged)
-            of_layer.append(range(start, len(groups)))
-        if self.shape.whole:
-            tables = torch.where(slot_of >= 0, row_of, NOT_RESIDENT)
-        else:
-            tables = torch.full((len(groups), self._state.num_experts), NOT_RESIDENT, dtype=torch.int64)
-        for index, group in enumerate(groups):
-            tables[group.layer if self.shape.whole else index, list(group.experts)] = torch.tensor(group.rows)
-        size = self.shape.group_experts + self.shape.group_experts % 2  # aligned alike in every group
-        pairs = torch.zeros((len(groups), 2, size), dtype=torch.int64)
-        for pair, group in zip(pairs, groups, strict=True):
-            pair[:, : len(group.experts)] = torch.tensor((group.experts, group.rows))
-        device = self._arena.device
-        self._step = _Step(groups, of_layer, tables.to(device), pairs.to(device), slot_of.to(device), row_of.to(device))
-        self._step.consumed = [None] * len(groups)
+        state, arena = self._state, self._arena
+        row_of = torch.where(state.slot_of >= 0, state.row_of, state.home_row_of)
+        layout = lay_out(arena.shape, self.shape, state.slots, state.slot_of.cpu().numpy(), row_of.cpu().numpy())
+        self._step = _Step(layout, arena.device)
         if self._copies is not None:
             self._copies.wait_stream(torch.cuda.current_stream())
-
-    def _lay_out(
-        self, layer: int, slot_of: torch.Tensor, row_of: torch.Tensor, groups: list[_Group], staged: list[int]
-    ) -> None:
-        """Add one layer's groups: first what fills its free slots, entered into its tables, then what passes by.
-
-        `staged` has the groups that pass by, which take the staging area's rows in turn.
-        """
-        shape, size = self._arena.shape, self.shape.group_experts
-        missing = [expert for expert, slot in enumerate(slot_of.tolist()) if slot < 0]
-        free = range(len(slot_of) - len(missing), self._state.slots)
-        fills = missing[: len(free)]
-        for expert, slot in zip(fills, free, strict=False):
-            slot_of[expert], row_of[expert] = slot, shape.slot_row(layer, slot)
-        for part in _cut(fills, size):
-            groups.append(_Group(layer, part, tuple(int(row_of[expert]) for expert in part)))
-        for part in _cut(missing[len(fills) :], size):
-            place = len(staged) % self.shape.groups * size
-            before = staged[-self.shape.groups] if len(staged) >= self.shape.groups else None
-            staged.append(len(groups))
-            groups.append(_Group(layer, part, tuple(shape.staging_row(place + i) for i in range(len(part))), before))
 
     def _issue(self, end: int) -> None:
         """Start the copies of groups before `end`, as far as what lies in their staging rows has been launched."""
@@ -226,7 +157,7 @@ class ExpertStream:
                         assert freed is not None, "what is computed is waited for"
                         self._copies.wait_event(freed)
                     self._copy(step.issued)
-                    group.ready = self._record()
+                    step.copied[step.issued] = self._record()
             step.issued += 1
 
     def _copy(self, index: int) -> None:
@@ -247,8 +178,3 @@ class ExpertStream:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _cut(experts: list[int], size: int) -> Iterator[tuple[int, ...]]:
-    for first in range(0, len(experts), size):
-        yield tuple(experts[first : first + size])

@@ -22,7 +22,7 @@ from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
 from wisp.pager.counters import Counters, PoolFacts  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
-from wisp.pager.stream import StreamShape  # noqa: E402
+from wisp.pager.stream_layout import StreamShape  # noqa: E402
 
 QWEN = Path(__file__).parents[2] / "allocator" / "configs" / "qwen3-30b-a3b.json"
 BIG = {"w": torch.empty(32, 9 << 20, dtype=torch.int8, device="meta")}

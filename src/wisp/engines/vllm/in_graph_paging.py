@@ -10,7 +10,8 @@ from wisp.pager.device import DevicePager
 from wisp.pager.device_state import DeviceState
 from wisp.pager.routing_histogram import RoutingHistogram
 from wisp.pager.store import ExpertStore
-from wisp.pager.stream import ExpertStream, StreamShape
+from wisp.pager.stream import ExpertStream
+from wisp.pager.stream_layout import StreamShape
 from wisp.pager.tails import TailCopies
 from wisp.staging import GROUPS, group_experts, planar_rows, staging_rows
 
