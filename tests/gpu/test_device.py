@@ -73,6 +73,30 @@ def test_a_stream_shows_every_expert_s_bytes_and_decode_goes_on(layers):
         assert [layers.wrong_slots(layer) for layer in range(LAYERS)] == [0] * LAYERS
 
 
+def test_what_a_stream_shows_stays_until_a_slow_kernel_has_read_it(layers):
+    """Nothing waits for the device here, so that copies run ahead as far as they may."""
+    stream = ExpertStream(layers.pagers, layers.state, layers.staging)
+    ids = torch.arange(EXPERTS, dtype=torch.int32, device=layers.device).view(-1, TOP_K)
+    expected = torch.tensor(
+        [[checksum(store.tensors["w13"][expert][None]).item() for expert in range(EXPERTS)] for store in layers.stores]
+    )
+    for is_warm in (False, True):
+        if not is_warm:
+            layers.state.reset()
+        found = torch.zeros((LAYERS, EXPERTS), dtype=torch.int64, device=layers.device)
+        for layer in range(LAYERS):
+            for row_of in stream.waves(layer, ids):
+                torch.cuda._sleep(2_000_000)
+                sums = checksum(layers.arena.tensors["w13"][row_of.clamp(min=0)])
+                found[layer] += torch.where(row_of >= 0, sums, 0)
+        assert found.cpu().tolist() == expected.tolist()
+
+
+def checksum(experts):
+    """int64 [experts]"""
+    return experts.reshape(len(experts), -1).view(torch.uint8).sum(dim=1, dtype=torch.int64)
+
+
 def test_a_kernel_reads_an_expert_where_it_lies(layers):
     if not layers.arena.reaches(layers.stores[1]):
         pytest.skip("it does not reach this store")
