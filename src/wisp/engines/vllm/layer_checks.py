@@ -31,16 +31,18 @@ def check_on_host(kind: KernelKind, experts: Any) -> None:
         )
 
 
-def check_in_graph(stores: Sequence[ExpertStore], *, is_draft: bool) -> None:
+def check_in_graph(stores: Sequence[ExpertStore], kind: KernelKind, experts: Any, *, is_draft: bool) -> None:
     """Raise `UnsupportedError` for layers that the device cannot page together."""
+    on_host = "set decide to host and add --enforce-eager"
+    if kind is MARLIN_KIND or scales_steps(experts):
+        on_host = ""
     if is_draft and len(stores) > 1:
         raise UnsupportedError(
-            f"the draft model has {len(stores)} layers with experts, which run one at a time and not in a "
-            f"round; on the device one is paged so far: leave --speculative-config out, or set decide to host and "
-            f"add --enforce-eager"
+            f"the draft model has {len(stores)} layers with experts, which run one at a time and not in a round; on "
+            f"the device one is paged so far: leave --speculative-config out{on_host and f', or {on_host}'}"
         )
     if len({(store.layout.signature, store.num_experts) for store in stores}) > 1:
         raise UnsupportedError(
-            "the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
-            "set decide to host and add --enforce-eager"
+            f"the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
+            f"{on_host or 'serve a checkpoint whose layers are quantised alike'}"
         )

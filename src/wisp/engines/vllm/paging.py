@@ -197,7 +197,7 @@ class WorkerPaging:
         self, place: int, kind: KernelKind, experts: Any, layer: Any, device: torch.device
     ) -> PagedLayer:
         if self.in_graph is None:
-            check_in_graph(self.stores, is_draft=self.is_draft)
+            check_in_graph(self.stores, kind, experts, is_draft=self.is_draft)
             torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
             # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
             takes_none = not kind.takes_strides or any(
