@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wisp import __version__
+from wisp.cli.server import reaching
 from wisp.engines.vllm.counters.collector import COUNTERS, GAUGES, INFO
 from wisp.errors import StatsError
 from wisp.pager.counters import hit_ratio, over_ranks
@@ -39,19 +40,16 @@ class ServedCounters:
 
 
 def scrape(url: str) -> ServedCounters:
-    """Read the counters of the server at `url` (its root, its /v1 or its /metrics); `StatsError` if it has none."""
+    """Read the counters of the server at `url` (its root, its /v1 or its /metrics).
+
+    Raises:
+        ServerError: it does not answer. StatsError: it has none, or of another form.
+    """
     import httpx
 
     root = server_root(url)
-    try:
+    with reaching(root):
         response = httpx.get(f"{root}/metrics", timeout=TIMEOUT_SECONDS, follow_redirects=True)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise StatsError(f"{url!r} is no URL of a server ({error}); write it as in http://localhost:8000") from error
-    except httpx.HTTPError as error:
-        raise StatsError(
-            f"no answer from {root} ({error or type(error).__name__}); check host and port, and that `wisp serve` has "
-            f"finished starting there"
-        ) from error
     if response.status_code != 200:
         raise StatsError(
             f"{root}/metrics answers {response.status_code}; name the root of a vLLM server, as in "

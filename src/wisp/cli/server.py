@@ -20,18 +20,9 @@ def ask(client: Any, method: str, url: str, *, option: str) -> Any:
     Raises:
         ServerError: there is none; why, and what to do.
     """
-    import httpx
-
     server = url.partition(PREFIX)[0]
-    try:
+    with reaching(server):
         response = client.request(method, url)
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise ServerError(f"{server!r} is no URL ({error}); write it as in http://localhost:8000") from error
-    except httpx.HTTPError as error:
-        raise ServerError(
-            f"no answer from {server} ({error or type(error).__name__}); check host and port, and that `wisp serve` "
-            f"runs there"
-        ) from error
     if response.status_code == 404:
         raise ServerError(
             f"{server} has no {url.removeprefix(server)}; start it with `wisp serve MODEL --{option}`, or `vllm serve` "
@@ -44,6 +35,24 @@ def ask(client: Any, method: str, url: str, *, option: str) -> Any:
     if response.status_code != 200:
         raise ServerError(f"{url} answers {response.status_code}; look at the server's log")
     return response
+
+
+@contextmanager
+def reaching(server: str) -> Iterator[None]:
+    """Within, `server` is asked with httpx; that there is no such place, or no answer, becomes a `ServerError`."""
+    import httpx
+
+    try:
+        yield
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+        raise ServerError(
+            f"{server!r} is no URL of a server ({error}); write it as in http://localhost:8000"
+        ) from error
+    except httpx.HTTPError as error:
+        raise ServerError(
+            f"no answer from {server} ({error or type(error).__name__}); check host and port, and that `wisp serve` "
+            f"has finished starting there"
+        ) from error
 
 
 @contextmanager
