@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wisp.allocator.expert_layers import expert_layers
 from wisp.allocator.token_mixer import attention_of, state_space_of
 from wisp.allocator.weight_format import WeightFormat
 from wisp.allocator.weights import Weights, add_mixers, add_mlps, add_rest, count, mlp
@@ -129,7 +130,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
     text = next((config[key] for key in ("text_config", "language_config", "llm_config") if key in config), config)
     model_type = str(text.get("model_type") or config.get("model_type") or "unknown")
     experts = int(_first(text, EXPERT_COUNTS, 0))
-    moe_layers = _moe_layers(text)
+    moe_layers = len(expert_layers(text.get, int(text["num_hidden_layers"])))
     if experts < 2 or not moe_layers:
         raise UnsupportedError(
             f"{model_type} has no routed experts, so there is nothing to split; serve it without wisp"
@@ -180,22 +181,6 @@ def _first(config: Mapping[str, Any], names: tuple[str, ...], *default: Any) -> 
     if default:
         return default[0]
     raise KeyError(names[0])
-
-
-def _moe_layers(text: Mapping[str, Any]) -> int:
-    dense_first, dense_only = int(text.get("first_k_dense_replace") or 0), set(text.get("mlp_only_layers") or ())
-    step, offset = int(text.get("decoder_sparse_step") or 1), int(text.get("expert_layer_offset") or 0)
-    period, every = int(text.get("expert_layer_period") or 1), text.get("moe_layer_freq") or 1
-    if isinstance(every, list):
-        return sum(map(bool, every))
-    return sum(
-        layer >= dense_first
-        and layer not in dense_only
-        and (layer + 1) % step == 0
-        and layer % period == offset % period
-        and layer % int(every) == 0
-        for layer in range(int(text["num_hidden_layers"]))
-    )
 
 
 def _attention_layers(text: Mapping[str, Any], model_type: str) -> int:

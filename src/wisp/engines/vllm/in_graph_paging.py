@@ -34,7 +34,7 @@ class InGraphPaging:
 
         `planar` makes every tensor contiguous, for kernels that take no stride between experts. Then, and where the
         stores do not hold their experts in rows, what a step needs beyond the slots needs rows of its own, all experts
-        at the most.
+        at the most; in a planar arena the next layer's first experts too.
 
         The number of slots can later be anything from `least_slots` to `most_slots` (by default it stays), with every
         captured graph intact.
@@ -76,7 +76,7 @@ class InGraphPaging:
         """Have so many slots in each layer, between two steps; waits for the device.
 
         Raises:
-            ConfigError: no expert could use a slot, a step in a graph could overflow its rows, or the device has no
+            ConfigError: no expert could use a slot, a step could overflow its rows, or the device has no
             room (`DeviceMemoryError`). UnsupportedError: the arena was not made to become so large.
         """
         if not self.least_slots <= slots <= self.state.num_experts:
