@@ -52,7 +52,7 @@ class Timed:
         self._wrap(base_loader, "initialize_model", "initialize")
         self._wrap(default_loader.DefaultModelLoader, "load_weights", "weights")
         self._wrap(base_loader, "process_weights_after_loading", "lay_out")
-        for module, provide in ((host_memory, "touch"), (mapped_file, "read_in")):
+        for module, provide in ((host_memory, "provide"), (mapped_file, "read_in")):
             self._wrap(module, "lock_pages", "register")
             self._wrap(module, provide, "provide_pages")
 

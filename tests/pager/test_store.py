@@ -5,8 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wisp.errors import ConfigError, HostMemoryError
-from wisp.pager.host_memory import HostRegion
 from wisp.pager.pool import SlotPool
 from wisp.pager.store import HostStore
 
@@ -90,78 +88,3 @@ def test_a_slot_holds_the_expert_that_was_loaded_last(num_experts, shapes, data)
         for slot in range(slots):
             assert (frame[slot] == (values[name, held[slot]] if slot in held else 0)).all()
     assert pool.nbytes == slots * store.expert_bytes
-
-
-class Runtime:
-    """The CUDA runtime of a machine that refuses, or grants, to page-lock."""
-
-    def __init__(self, failure: int) -> None:
-        self.failure, self.registered, self.unregistered = failure, [], []
-
-    def cudaHostRegister(self, address, nbytes, flags):  # noqa: N802
-        self.registered.append((address, nbytes))
-        return self.failure
-
-    def cudaHostUnregister(self, address):  # noqa: N802
-        self.unregistered.append(address)
-
-
-@pytest.fixture
-def runtime(monkeypatch):
-    def install(failure):
-        runtime = Runtime(failure)
-        monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
-        return runtime
-
-    return install
-
-
-LIKE = {"w": torch.empty(4, 700, dtype=torch.bfloat16)}
-
-
-def test_a_refused_page_lock_is_an_error_where_it_is_required(runtime):
-    runtime(2)
-    with pytest.raises(
-        HostMemoryError, match=r"refused to page-lock .* \(CUDA error 2\).*ulimit -l.*page_lock to auto"
-    ):
-        HostStore(LIKE, page_lock="require", device="cuda")
-
-
-def test_a_refused_page_lock_is_a_warning_otherwise(runtime, caplog):
-    runtime(801)
-    store = HostStore(LIKE, page_lock="auto", device="cuda")
-    assert not store.page_locked
-    assert "refused to page-lock" in caplog.text
-    assert "slower" in caplog.text
-    fill(store)
-
-
-def test_the_whole_store_is_page_locked_in_one_piece_and_given_back(runtime):
-    granted = runtime(0)
-    store = HostStore(LIKE, page_lock="require", device="cuda")
-    assert store.page_locked
-    ((address, nbytes),) = granted.registered
-    tensor = store.tensors["w"]
-    assert address <= tensor.data_ptr()
-    assert tensor[-1].data_ptr() + tensor[-1].nbytes <= address + nbytes
-    assert not granted.unregistered
-    fill(store)
-    del store, tensor
-    assert granted.unregistered == [address]
-
-
-@pytest.mark.parametrize(("page_lock", "device"), [("off", "cuda"), ("auto", "cpu"), ("require", "cpu")])
-def test_nothing_is_page_locked_that_no_gpu_reads(runtime, page_lock, device):
-    untouched = runtime(0)
-    assert not HostStore(LIKE, page_lock=page_lock, device=device).page_locked
-    assert not untouched.registered
-
-
-def test_an_unknown_page_lock_is_refused():
-    with pytest.raises(ConfigError, match="auto, require, off, not 'maybe'"):
-        HostStore(LIKE, page_lock="maybe")
-
-
-def test_memory_that_cannot_be_mapped_is_an_error():
-    with pytest.raises(HostMemoryError, match="cannot map"):
-        HostRegion(1 << 60, alignment=4096, page_lock="off", device=torch.device("cpu"))

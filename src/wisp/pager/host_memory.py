@@ -10,7 +10,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -114,10 +114,19 @@ def _own_groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
 class HostRegion:
     """`nbytes` of zeroed host memory that starts at a multiple of `alignment`.
 
-    `page_locked` says whether a GPU can copy from it without a detour through a staging buffer.
+    It may be written at once, while another thread has the system provide and page-lock it.
     """
 
-    def __init__(self, nbytes: int, *, alignment: int, page_lock: PageLock, device: torch.device) -> None:
+    def __init__(
+        self,
+        nbytes: int,
+        *,
+        alignment: int,
+        page_lock: PageLock,
+        device: torch.device,
+        background: Executor | None = None,
+    ) -> None:
+        """`background` page-locks it meanwhile, region by region if it has one thread; otherwise it is done here."""
         if page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {page_lock!r}")
         try:
@@ -133,10 +142,34 @@ class HostRegion:
         whole = torch.frombuffer(mapped, dtype=torch.uint8)
         start = -whole.data_ptr() % alignment
         self.bytes = whole[start : start + nbytes]
-        self.page_locked = False
-        if device.type == "cuda" and page_lock != "off":
-            touch(self.bytes)
-            self.page_locked = lock_pages(self, self.bytes.data_ptr(), nbytes, page_lock)
+        self._locked: Future[bool] | bool = False
+        if device.type != "cuda" or page_lock == "off":
+            return
+        if not advise(self.bytes.data_ptr(), 1, POPULATE_WRITE):  # before Linux 5.14
+            _by_piece(self.bytes, lambda first, nbytes: ctypes.memset(first, 0, nbytes))  # nobody else writes yet
+        if background is None:
+            self._locked = self._lock(page_lock)
+        else:
+            self._locked = background.submit(self._lock_on, torch.cuda.current_device(), page_lock)
+
+    @property
+    def page_locked(self) -> bool:
+        """Whether a GPU can copy from it without a detour through a staging buffer; waits until that is known.
+
+        Raises:
+            HostMemoryError: the system refuses, and it is required.
+        """
+        if isinstance(self._locked, Future):
+            self._locked = self._locked.result()
+        return self._locked
+
+    def _lock_on(self, gpu: int, page_lock: PageLock) -> bool:
+        with torch.cuda.device(gpu):  # a thread begins with the first one, which may be another rank's
+            return self._lock(page_lock)
+
+    def _lock(self, page_lock: PageLock) -> bool:
+        provide(self.bytes)
+        return lock_pages(self, self.bytes.data_ptr(), self.bytes.numel(), page_lock)
 
 
 READ_ONLY = 8
@@ -175,9 +208,12 @@ def _forget_cuda_error() -> None:
         logger.debug("cleared CUDA's last error")
 
 
-def touch(memory: torch.Tensor) -> None:
-    """Have the system provide zeroed pages, by several threads: it zeroes them one by one otherwise."""
-    _by_piece(memory, lambda start, nbytes: ctypes.memset(start, 0, nbytes))
+def provide(memory: torch.Tensor) -> None:
+    """Have the system provide zeroed pages, by several threads: it zeroes them one by one otherwise.
+
+    What is written meanwhile stays.
+    """
+    _by_piece(memory, lambda first, nbytes: advise(first, nbytes, POPULATE_WRITE))
 
 
 def read_in(memory: torch.Tensor) -> None:
@@ -185,12 +221,19 @@ def read_in(memory: torch.Tensor) -> None:
 
     Where its kernel cannot (before Linux 5.14), page-locking reads them, one by one.
     """
+    _by_piece(memory, lambda first, nbytes: advise(first, nbytes, POPULATE_READ))
+
+
+POPULATE_READ, POPULATE_WRITE = 22, 23
+"""Linux's madvise(2)."""
+
+
+def advise(first: int, nbytes: int, advice: int) -> bool:
+    """Tell the system of the pages from this address on; whether it knows the advice and could follow it."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    _by_piece(memory, lambda start, nbytes: madvise(start, nbytes, _MADV_POPULATE_READ))
-
-
-_MADV_POPULATE_READ = 22
+    before = first % mmap.PAGESIZE
+    return int(madvise(first - before, nbytes + before, advice)) == 0
 
 
 def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object]) -> None:

@@ -1,6 +1,7 @@
 """Backing store: the master copy of one layer's experts, in host memory."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
 from dataclasses import dataclass
 from math import prod
 from typing import Protocol
@@ -85,9 +86,17 @@ class HostStore:
     """
 
     def __init__(
-        self, like: Mapping[str, torch.Tensor], *, page_lock: PageLock = "auto", device: torch.device | str = "cpu"
+        self,
+        like: Mapping[str, torch.Tensor],
+        *,
+        page_lock: PageLock = "auto",
+        device: torch.device | str = "cpu",
+        background: Executor | None = None,
     ) -> None:
-        """Take names, shapes and types from `like` ([experts, ...] each); `device` is where the slots are."""
+        """Take names, shapes and types from `like` ([experts, ...] each); `device` is where the slots are.
+
+        `background` page-locks it while it is written; see `HostRegion`.
+        """
         counts = {tensor.shape[0] for tensor in like.values()}
         if len(counts) != 1:
             raise ValueError(f"tensors of one layer disagree on the number of experts: {sorted(counts)}")
@@ -98,6 +107,7 @@ class HostStore:
             alignment=self.layout.row_bytes,
             page_lock=page_lock,
             device=torch.device(device),
+            background=background,
         )
         self.rows = self._region.bytes.view(self.num_experts, self.layout.row_bytes)
         """uint8 [experts, row_bytes]"""
@@ -109,7 +119,7 @@ class HostStore:
 
     @property
     def page_locked(self) -> bool:
-        """Whether copies to a GPU go straight from this memory."""
+        """Whether copies to a GPU go straight from this memory; waits for what locks it, and raises what that met."""
         return self._region.page_locked
 
     @property
