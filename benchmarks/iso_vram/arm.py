@@ -109,6 +109,7 @@ def main() -> None:
     parser.add_argument("--prompts", default="512,4096")
     parser.add_argument("--max-tokens", type=int, default=4096)
     parser.add_argument("--compile-mode", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="measured ones, after half as many; default: enough for the arm")
     parser.add_argument("--rounds", type=int, default=1, help="turns, each with all batches and prompts; an odd number")
     parser.add_argument(
         "--profile-prefill", action="store_true", help="of the last budget: where the longest prompt's time goes"
@@ -143,6 +144,8 @@ def main() -> None:
 def measure(engine: LLMEngine, options: argparse.Namespace, resident: int) -> dict[str, object]:
     """What one budget gives."""
     warm_steps, measured_steps = WARM_AND_MEASURED_STEPS.get(options.arm, (WARM_STEPS, MEASURED_STEPS))
+    if options.steps:
+        warm_steps, measured_steps = options.steps // 2, options.steps
     rounds: dict[int, list[dict[str, float]]] = defaultdict(list)
     ttft: dict[str, list[float]] = defaultdict(list)
     for number in range(options.rounds):
