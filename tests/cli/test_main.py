@@ -1,7 +1,9 @@
 """The command as a whole: quick, light, and every error an exit code."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,3 +82,68 @@ def test_ctrl_c_ends_without_a_traceback(wisp, monkeypatch):
     ended = wisp("stats", "localhost:8000")
     assert ended.code == 130
     assert "Traceback" not in ended.err
+
+
+ROOT = Path(__file__).parents[2]
+TRACE, QWEN = ROOT / "demo" / "traces" / "prose.npz", ROOT / "tests" / "allocator" / "configs" / "qwen3-30b-a3b.json"
+BUFFERED = """
+import sys
+from wisp.cli import main
+main.app = lambda: (print("in the buffer"), sys.exit(0))
+main.main()
+"""
+
+
+def ended_unread(*command, unread):
+    """The end of a command whose `unread` streams go into a pipe without a reader; what it wrote into the others."""
+    read, write = os.pipe()
+    os.close(read)
+    streams = {name: write if name in unread else subprocess.PIPE for name in ("stdout", "stderr")}
+    try:
+        done = subprocess.run(command, **streams, text=True)
+    finally:
+        os.close(write)
+    return done.returncode, done.stdout or "", done.stderr or ""
+
+
+def as_other_tools_end():
+    """By the shell's own word: what a tool that writes without end is told to have ended with."""
+    done = subprocess.run(["bash", "-c", "yes | true; echo ${PIPESTATUS[0]}"], capture_output=True, text=True)
+    return int(done.stdout)
+
+
+@pytest.mark.parametrize("unread", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--help",),
+        ("--version",),
+        ("simulate", TRACE, "--slots", "8"),
+        ("simulate", TRACE, "--slots", "8", "--json"),
+        ("curve", TRACE),
+        ("plan", QWEN, "--gpu-memory", "24GiB", "--json"),
+    ],
+    ids=lambda words: words[0].strip("-") + ("-json" if "--json" in words else ""),
+)
+def test_a_reader_who_goes_ends_a_command_as_it_ends_other_tools(words, unread):
+    code, _, err = ended_unread(sys.executable, "-m", "wisp.cli.main", *map(str, words), unread=unread)
+    assert code == as_other_tools_end()
+    assert err == "" or words[0] == "plan"
+    assert "Error" not in err
+
+
+def test_output_that_waits_in_the_buffer_for_a_reader_who_has_gone_is_dropped():
+    code, _, err = ended_unread(sys.executable, "-c", BUFFERED, unread=("stdout",))
+    assert (code, err) == (as_other_tools_end(), "")
+
+
+def test_an_error_that_nobody_reads_ends_as_other_tools_do():
+    command = (sys.executable, "-m", "wisp.cli.main", "stats", "http://127.0.0.1:9")
+    assert ended_unread(*command, unread=("stderr",))[0] == as_other_tools_end()
+
+
+def test_an_error_is_told_where_only_the_output_has_no_reader():
+    command = (sys.executable, "-m", "wisp.cli.main", "stats", "http://127.0.0.1:9")
+    code, _, err = ended_unread(*command, unread=("stdout",))
+    assert code == 2
+    assert err.startswith("wisp: ")

@@ -3,6 +3,8 @@
 Nothing here imports torch or an engine: a command does so once it knows that its arguments make sense.
 """
 
+import os
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -13,7 +15,9 @@ from wisp.cli import calibrate, curve, import_trace, plan, record, serve, simula
 from wisp.cli.forwarding import FORWARDING, ForwardingCommand
 from wisp.errors import WispError
 
-INTERRUPTED = 130
+INTERRUPTED = 128 + signal.SIGINT
+UNREAD = 128 + signal.SIGPIPE
+"""How a shell tells that a tool wrote to a reader who had gone."""
 
 app = typer.Typer(
     name="wisp",
@@ -45,7 +49,21 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; an error of wisp's own is one paragraph and exit code 2."""
+    """Run the command line; an error of wisp's own is one paragraph and exit code 2.
+
+    Where the reader of the output goes, as `head` does, the command ends without a word and with the code of a tool
+    that SIGPIPE ends. The signal itself stays ignored: a server has to survive clients that hang up.
+    """
+    try:
+        _run()
+    except (BrokenPipeError, SystemExit) as end:
+        if not _is_unread(end):
+            raise
+        _discard_output()
+        sys.exit(UNREAD)
+
+
+def _run() -> None:
     try:
         app()
     except WispError as error:
@@ -53,6 +71,25 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    finally:
+        if sys.stdout is not None:  # it was closed before the start
+            sys.stdout.flush()
+
+
+def _is_unread(end: BaseException) -> bool:
+    """Typer and rich make exit code 1 of a broken pipe, which `wisp verify` means otherwise."""
+    return isinstance(end, BrokenPipeError) or isinstance(end.__context__, BrokenPipeError)
+
+
+def _discard_output() -> None:
+    """Let the interpreter flush what is left into nothing: it would complain, and exit with a code of its own."""
+    for stream in filter(None, (sys.__stdout__, sys.__stderr__)):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, stream.fileno())
+            os.close(nothing)
 
 
 if __name__ == "__main__":
