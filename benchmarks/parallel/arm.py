@@ -1,9 +1,10 @@
 """One engine of a comparison: answer the workload, then decode against the clock once it is this engine's turn.
 
-    python arm.py REQUEST.json
+    python arm.py [--untimed] REQUEST.json
 
 The request is an `ArmRequest` of `wisp verify`. `ready` appears beside its result file when the workload is answered;
-the timed part waits for `go` there, so that engines that start side by side do not decode side by side.
+the timed part waits for `go` there, so that engines that start side by side do not decode side by side. `--untimed` is
+for ranks that share a GPU: they take turns on it, and their time says nothing.
 """
 
 import json
@@ -23,7 +24,7 @@ PROMPT_TOKENS = 16
 GO_SECONDS = 300
 
 
-def main(request_file: str) -> None:
+def main(request_file: str, *, timed: bool) -> None:
     """Both parts; the result file has what `ArmResult` has, `start_s` and `decode_tok_s` by batch."""
     raw = json.loads(Path(request_file).read_text())
     request = ArmRequest(**{**raw, "engine_flags": tuple(raw["engine_flags"])})
@@ -41,7 +42,7 @@ def main(request_file: str) -> None:
         if time.perf_counter() - begin > GO_SECONDS:
             raise TimeoutError("nobody said go")
         time.sleep(0.01)
-    rates = {batch: decode_tok_s(engine, batch) for batch in BATCHES}
+    rates = {batch: decode_tok_s(engine, batch) for batch in BATCHES} if timed else {}
     report = asdict(ArmResult(answers, steps, counters, 0.0))
     Path(request.result_file).write_text(json.dumps({**report, "start_s": start_s, "decode_tok_s": rates}))
 
@@ -71,4 +72,4 @@ def add(engine, name, place, tokens):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[-1], timed="--untimed" not in sys.argv)

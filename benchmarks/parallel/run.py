@@ -2,7 +2,8 @@
 
     python run.py                                  # on a machine with two GPUs: about 3 minutes
     python run.py --forms ep --modes eager         # some of it; rows of other forms and modes stay in results.json
-    python run.py --cpu                            # on two cores: tp, without CUDA graphs
+    python run.py --two-nodes                      # on a machine with one GPU, which the ranks share in turn
+    python run.py --cpu                            # on two cores: tp, without CUDA graphs; with --two-nodes, too
 
 Each engine is a process of its own with a time limit. Those of one mode start side by side and decode one by one.
 """
@@ -11,13 +12,10 @@ import argparse
 import datetime
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,17 +23,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from wisp.engines.vllm.verify.arm import ArmRequest, ArmResult
-from wisp.engines.vllm.verify.compare import engine_flags, environment, judge
+from wisp.engines.vllm.verify.arm import ArmResult
+from wisp.engines.vllm.verify.compare import engine_flags, judge
 from wisp.engines.vllm.verify.workload import TEXTS, standard_workload
 from wisp.errors import VerifyError
 from wisp.pager.counters import hit_ratio
 
 sys.path.append(str(Path(__file__).parents[1] / "shared"))
+from arm_process import ArmProcess
 from versions import versions
 
 HERE = Path(__file__).parent
-MODEL = HERE.parent.parent / "demo" / "model"
 FORMS = {
     "tp": ("--tensor-parallel-size", "2"),
     "ep": ("--tensor-parallel-size", "2", "--enable-expert-parallel"),
@@ -48,81 +46,25 @@ COLUMNS = ("form", "mode", "arm", "slots", "tokens", "logprobs", "max diff", "st
 console = Console(width=130)
 
 
-@dataclass
-class Arm:
-    """One engine; `name` is unpaged, paged, host (decided there) or broken (on purpose)."""
-
-    form: str
-    mode: str
-    name: str
-    slots: int | None
-    home: Path
-    process: subprocess.Popen[bytes] | None = None
-    deadline: float = 0.0
-    report: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def settings(self) -> dict[str, Any] | None:
-        """The wisp configuration. The free memory of a machine whose memory grows says little, so it is stated."""
-        if self.slots is None:
-            return None
-        more = {"host": {"decide": "host"}, "broken": {"break_expert": True}}.get(self.name, {})
-        return {"expert_slots": self.slots, "host_memory": "8GiB", **more}
-
-    def start(self, flags: tuple[str, ...], variables: dict[str, str], timeout_s: float) -> None:
-        """Start its process, in a group of its own."""
-        request = ArmRequest(
-            str(MODEL),
-            self.settings,
-            str(self.home.parent / "workload.json"),
-            str(self.home / "result.json"),
-            engine_flags((*FORMS[self.form], *MODES[self.mode], *flags)),
-        )
-        self.home.mkdir()
-        (self.home / "request.json").write_text(json.dumps(asdict(request)))
-        with (self.home / "log").open("wb") as log:
-            command = [sys.executable, str(HERE / "arm.py"), str(self.home / "request.json")]
-            self.process = subprocess.Popen(
-                command, stdout=log, stderr=subprocess.STDOUT, env=environment(**variables), start_new_session=True
-            )
-        self.deadline = time.monotonic() + timeout_s
-
-    @property
-    def is_waiting(self) -> bool:
-        """Whether it neither has answered nor has ended, and still has time to."""
-        running = self.process.poll() is None and time.monotonic() < self.deadline
-        return running and not (self.home / "ready").exists()
-
-    def finish(self, timeout_s: float = 60.0) -> None:
-        """Let it decode, take its report, and leave nothing of it behind."""
-        (self.home / "go").touch()
-        if (self.home / "ready").exists():
-            limit = time.monotonic() + timeout_s
-            while self.process.poll() is None and time.monotonic() < limit:
-                time.sleep(0.05)
-        late = self.process.poll() is None
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)  # its workers too
-        self.process.wait()
-        if (self.home / "result.json").exists():
-            self.report = json.loads((self.home / "result.json").read_text())
-        else:
-            tail = "\n".join((self.home / "log").read_text(errors="replace").splitlines()[-60:])
-            why = "did not finish in time" if late else f"ended with code {self.process.returncode}"
-            self.report = {"error": f"{why}; its last words:\n{tail}"}
-
-
-def arms_of(form: str, mode: str, slots: int, home: Path, *, cpu: bool) -> list[Arm]:
+def arms_of(form: str, mode: str, home: Path, options: argparse.Namespace) -> list[ArmProcess]:
     """The engines that one form and mode needs."""
     names = ["unpaged", "paged"]
     if mode == "eager" and form in ("tp", "ep"):
-        names += ["broken"] if cpu else ["host", "broken"]
+        names += ["broken"] if options.cpu else ["host", "broken"]
     return [
-        Arm(form, mode, name, None if name == "unpaged" else slots, home / f"{form}-{mode}-{name}") for name in names
+        ArmProcess(
+            form,
+            mode,
+            name,
+            None if name == "unpaged" else options.slots,
+            home / f"{form}-{mode}-{name}",
+            nodes=2 if options.two_nodes else 1,
+        )
+        for name in names
     ]
 
 
-def row_of(arm: Arm, unpaged: Arm) -> dict[str, Any]:
+def row_of(arm: ArmProcess, unpaged: ArmProcess) -> dict[str, Any]:
     """What results.json keeps of one engine."""
     row: dict[str, Any] = {"form": arm.form, "mode": arm.mode, "arm": arm.name, "expert_slots": arm.slots}
     for each in (arm, unpaged):
@@ -130,14 +72,15 @@ def row_of(arm: Arm, unpaged: Arm) -> dict[str, Any]:
             return {**row, "error": each.report["error"]}
     result, oracle = (load(each) for each in (arm, unpaged))
     row |= {"start_s": round(arm.report["start_s"], 1), "steps": len(result.steps)}
-    row["decode_tok_s"] = {batch: round(rate, 1) for batch, rate in arm.report["decode_tok_s"].items()}
+    if arm.report["decode_tok_s"]:
+        row["decode_tok_s"] = {batch: round(rate, 1) for batch, rate in arm.report["decode_tok_s"].items()}
     if arm is unpaged:
         return row
     verdict = judge(oracle, result)
     return {**row, **asdict(verdict), "identical": verdict.identical, "counters": result.counters}
 
 
-def load(arm: Arm) -> ArmResult:
+def load(arm: ArmProcess) -> ArmResult:
     """Its answers, steps and counters."""
     known = {name: arm.report[name] for name in ("answers", "steps", "counters", "seconds", "layers")}
     path = arm.home / "as_verify.json"
@@ -171,7 +114,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             cells.append(f"{row['largest_difference']:.3g}")
         steps = f"{row['steps']}" if row.get("same_schedule", True) else f"{row['steps']} DIFFERENT"
         hits = f"{hit_ratio(row['counters']):.1%}" if row.get("counters") else ""
-        rates = [f"{row['decode_tok_s'][batch]:.1f}" for batch in ("1", "8")]
+        rates = [f"{row['decode_tok_s'][batch]:.1f}" if "decode_tok_s" in row else "" for batch in ("1", "8")]
         word = "" if row["arm"] == "unpaged" else "identical" if row["identical"] else "DIFFERENT"
         table.add_row(*about, *cells, steps, hits, *rates, f"[{'green' if is_right(row) else 'red'}]{word}")
     console.print(table)
@@ -223,31 +166,31 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=8, help="engines that start side by side")
     parser.add_argument("--timeout-s", type=float, default=150.0, help="for each engine to start and answer")
     parser.add_argument("--cpu", action="store_true", help="on two cores: tp without CUDA graphs")
+    parser.add_argument("--two-nodes", action="store_true", help="a node for each rank, both here, on one GPU; untimed")
     parser.add_argument("--out", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
     if options.cpu:
         options.modes = ["eager"]
         options.forms = [form for form in options.forms if form == "tp"]
+    if options.two_nodes:
+        options.forms = [form for form in options.forms if form != "ray"]
     import torch
 
-    gpu = f"2 x {torch.cuda.get_device_name()}" if torch.cuda.is_available() else "2 cores"
-    machine = "2 cores" if options.cpu else gpu
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    machine = "2 cores" if options.cpu else f"1 x {gpu}" if options.two_nodes else f"2 x {gpu}"
+    machine += ", as two nodes" if options.two_nodes else ""
     call = datetime.datetime.now(tz=datetime.UTC).strftime("%Y-%m-%dT%H:%M")
     variables, flags = variables_of(cpu=options.cpu)
     rows = []
     with tempfile.TemporaryDirectory(prefix="wisp-parallel-") as folder:
         home = Path(folder)
         standard_workload(TEXTS, max_tokens=options.max_tokens).save(home / "workload.json")
-        arms = [
-            arm
-            for mode in options.modes
-            for form in options.forms
-            for arm in arms_of(form, mode, options.slots, home, cpu=options.cpu)
-        ]
+        arms = [arm for mode in options.modes for form in options.forms for arm in arms_of(form, mode, home, options)]
         for first in range(0, len(arms), options.at_once):
             wave = arms[first : first + options.at_once]
             for arm in wave:
-                arm.start(flags, variables, options.timeout_s)
+                engine = engine_flags((*FORMS[arm.form], *MODES[arm.mode], *flags))
+                arm.start(engine, variables, options.timeout_s)
             with console.status(f"{len(wave)} engines start: {', '.join(arm.home.name for arm in wave)}"):
                 while any(arm.is_waiting for arm in wave):
                     time.sleep(0.2)

@@ -91,9 +91,15 @@ def run(request: ArmRequest) -> ArmResult:
 def start(request: ArmRequest) -> Any:
     """An engine whose core runs in this process, so that arrivals and steps are in our hand."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    return LLMEngine.from_engine_args(engine_args_of(request))
+
+
+def engine_args_of(request: ArmRequest) -> Any:
+    """What vLLM is to start."""
     from vllm import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.llm_engine import LLMEngine
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     namespace = parser.parse_args(["--model", request.model, *request.engine_flags])
@@ -103,7 +109,7 @@ def start(request: ArmRequest) -> Any:
     args.additional_config = {key: value for key, value in (args.additional_config or {}).items() if key != "wisp"}
     if request.settings is not None:
         args.additional_config["wisp"] = request.settings
-    return LLMEngine.from_engine_args(args)
+    return args
 
 
 def replay(engine: Any, workload: Workload) -> list[Answer]:
