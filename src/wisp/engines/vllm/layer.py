@@ -9,6 +9,7 @@ in the checkpoint's files are not loaded but noted (`loading/file_loading.py`).
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -162,9 +163,13 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._worker.host_room.claim_layer(sum(parameter[0].nbytes for parameter in parameters) * copies)
 
     def _make_store(self) -> HostStore:
-        """Move the still empty parameters into a backing store, so that loading writes there."""
+        """Move the still empty parameters into a backing store, so that loading writes there.
+
+        It is page-locked meanwhile, by another thread.
+        """
         parameters = expert_parameters(self, self.local_num_experts)
-        store = self._empty_store({name: parameter.data for name, parameter in parameters.items()})
+        like = {name: parameter.data for name, parameter in parameters.items()}
+        store = self._empty_store(like, self._worker.page_locking)
         for name, parameter in parameters.items():
             # biases start at zero and stay so where the checkpoint has none
             if parameter.ndim == 2:
@@ -172,10 +177,9 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             parameter.data = store.tensors[name]
         return store
 
-    def _empty_store(self, like: dict[str, torch.Tensor]) -> HostStore:
-        store = HostStore(like, page_lock=self._settings.page_lock, device=self.moe_config.device)
-        self._check_store(store)
-        return store
+    def _empty_store(self, like: dict[str, torch.Tensor], background: Executor | None = None) -> HostStore:
+        device, page_lock = self.moe_config.device, self._settings.page_lock
+        return HostStore(like, page_lock=page_lock, device=device, background=background)
 
     def _check_store(self, store: ExpertStore) -> None:
         on_device = self._settings.decides_on_device(torch.device(self.moe_config.device).type)
@@ -243,6 +247,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
             name: each.shape for name, each in store.tensors.items()
         }:
             store = self._empty_store(tensors)
+        self._check_store(store)
         _fill(store, tensors)
         return store
 

@@ -6,6 +6,7 @@ once a budget has been divided, `publish` brings the counters up to date, `forge
 
 import gc
 import weakref
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -78,6 +79,8 @@ class WorkerPaging:
     """Of what is being loaded, where experts stay in files."""
     host_copies: HostCopies = field(default_factory=HostCopies)
     """Of what is being loaded, where they do not."""
+    page_locking: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "wisp-page-lock"))
+    """There, too: locks one layer's store while others are made and filled."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     publisher: "Publisher | None" = None
@@ -107,6 +110,7 @@ class WorkerPaging:
         if len(self.loaded) < len(self.layers):
             return
         layers, self.loaded, self.file_finder = self.loaded, [], FileFinder()
+        self.page_locking.shutdown(wait=False)
         self.stores = [each.store for each in layers]
         for each in layers:
             each.take_slots()

@@ -1,0 +1,62 @@
+"""A layer's store is page-locked while the layer is loaded, and what that meets is told when it is finished."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from wisp.engines.vllm.layer import PagedRoutedExperts
+from wisp.engines.vllm.settings import WispSettings
+from wisp.errors import HostMemoryError
+
+
+@pytest.fixture
+def runtime(monkeypatch):
+    """A CUDA runtime that locks once it `may`, and refuses with `failure`."""
+    runtime = SimpleNamespace(may=threading.Event(), failure=0)
+    runtime.cudaHostRegister = lambda *_: runtime.may.wait(30) and runtime.failure
+    runtime.cudaHostUnregister = lambda *_: None
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    yield runtime
+    runtime.may.set()
+
+
+@pytest.fixture
+def layer():
+    """As far as `_make_store` looks."""
+    layer = PagedRoutedExperts.__new__(PagedRoutedExperts)
+    nn.Module.__init__(layer)
+    layer.local_num_experts, layer.layer_name = 4, "model.layers.0.mlp.experts"
+    layer._settings = WispSettings(expert_slots=2)
+    layer.moe_config = SimpleNamespace(device="cuda")
+    layer._worker = SimpleNamespace(page_locking=ThreadPoolExecutor(1))
+    for name, shape in (("w13_weight", (4, 8, 16)), ("w2_weight", (4, 16, 4))):
+        layer.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
+    yield layer
+    layer._worker.page_locking.shutdown()
+
+
+def test_a_layer_is_filled_before_its_store_is_locked(runtime, layer):
+    store = layer._make_store()  # comes back
+    for number, parameter in enumerate(layer.parameters()):
+        parameter.data.fill_(number + 1)
+    assert not runtime.may.is_set()
+    runtime.may.set()
+    layer._check_store(store)
+    assert store.page_locked
+    assert (store.tensors["w13_weight"] == 1).all()
+    assert (store.tensors["w2_weight"] == 2).all()
+
+
+def test_a_refusal_is_told_when_the_layer_is_finished(runtime, layer):
+    runtime.failure = 2
+    store = layer._make_store()
+    runtime.may.set()
+    with pytest.raises(HostMemoryError, match="could not be page-locked"):
+        layer._check_store(store)
