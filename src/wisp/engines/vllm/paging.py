@@ -80,7 +80,7 @@ class WorkerPaging:
     host_copies: HostCopies = field(default_factory=HostCopies)
     """Of what is being loaded, where they do not."""
     page_locking: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "wisp-page-lock"))
-    """There, too: locks one layer's store while others are made and filled."""
+    """Locks one layer's store while others are made and filled. Its thread ends with it."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     publisher: "Publisher | None" = None
@@ -110,7 +110,6 @@ class WorkerPaging:
         if len(self.loaded) < len(self.layers):
             return
         layers, self.loaded, self.file_finder = self.loaded, [], FileFinder()
-        self.page_locking.shutdown(wait=False)
         self.stores = [each.store for each in layers]
         for each in layers:
             each.take_slots()
