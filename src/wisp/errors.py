@@ -20,6 +20,8 @@ WispError
 
 from collections.abc import Sequence
 
+from wisp.byte_text import format_bytes, size_from
+
 
 class WispError(Exception):
     """Base class of every error that wisp raises on purpose; its text is fit for a user."""
@@ -41,12 +43,11 @@ class AdmissionFloorError(ConfigError):
     """A budget holds not even the fewest expert slots and KV blocks with which the scheduler makes progress."""
 
     def __init__(self, need_bytes: int, budget_bytes: int, remedies: Sequence[str] = ()) -> None:
-        missing = need_bytes - budget_bytes
         self.need_bytes, self.budget_bytes, self.remedies = need_bytes, budget_bytes, tuple(remedies)
         super().__init__(
-            f"{budget_bytes / 2**30:.2f} GiB is too little: top-k expert slots, the KV of all sequences and what is "
-            f"always resident take {need_bytes / 2**30:.2f} GiB; "
-            + ", or ".join([*remedies, f"give {missing / 2**30:.2f} GiB ({missing} bytes) more"])
+            f"{format_bytes(budget_bytes)} is too little: top-k expert slots, the KV of all sequences and what is "
+            f"always resident take {format_bytes(need_bytes)}; "
+            + ", or ".join([*remedies, f"give {size_from(need_bytes)}"])
         )
 
 
@@ -55,7 +56,7 @@ class DeviceMemoryError(ConfigError):
 
     def __init__(self, need_bytes: int, free_bytes: int, what: str, *, remedy: str = "lower expert_slots") -> None:
         super().__init__(
-            f"{what} takes {need_bytes / 2**30:.2f} GiB of device memory, but {free_bytes / 2**30:.2f} GiB are free; "
+            f"{what} takes {format_bytes(need_bytes)} of device memory, but {format_bytes(free_bytes)} are free; "
             f"{remedy}"
         )
         self.need_bytes, self.free_bytes = need_bytes, free_bytes

@@ -3,13 +3,15 @@
 import re
 from decimal import Decimal
 
+from wisp.byte_text import BINARY_UNITS, format_bytes
 from wisp.errors import ConfigError
+
+__all__ = ["format_bytes", "format_seconds", "parse_budget", "parse_bytes"]
 
 _BYTES_PER_UNIT = {"b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 _BYTES_PER_DECIMAL_UNIT = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 _LEAST_BARE_NUMBER = 1 << 20
 _NUMBER_AND_UNIT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
-_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _TIME_UNITS = (("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 _SMALLEST_SHOWN_IN = {"min": 120.0, "h": 7200.0}
 
@@ -48,17 +50,6 @@ def parse_budget(text: str, option: str) -> int:
     return count
 
 
-def format_bytes(count: int) -> str:
-    """The largest binary unit that fits, to two decimals: "1.5GiB"; a negative change keeps its sign."""
-    sign, rest = ("-" if count < 0 else ""), float(abs(count))
-    for unit in _BINARY_UNITS:
-        if round(rest, 2) < 1024 or unit == _BINARY_UNITS[-1]:
-            break
-        rest /= 1024
-    number = f"{rest:.2f}".rstrip("0").rstrip(".")
-    return f"{sign}{number}{unit}"
-
-
 def format_seconds(seconds: float) -> str:
     """Three significant digits in the unit that suits them: "3.2ms", "185us", "4.3s", "2.5min"."""
     if seconds == 0:
@@ -80,7 +71,7 @@ def _not_a_size(text: object) -> ConfigError:
 
 def _not_binary(text: object, number: str, unit: str) -> ConfigError:
     count = int(Decimal(number) * _BYTES_PER_DECIMAL_UNIT[unit])
-    binary = next(name for name in _BINARY_UNITS if name.lower() == f"{unit[0]}ib")
+    binary = next(name for name in BINARY_UNITS if name.lower() == f"{unit[0]}ib")
     return ConfigError(
         f"{text!r} is in decimal units, and sizes are given in binary ones here; write {number}{binary} if that is "
         f"what you mean, or {count} (bytes; {format_bytes(count)}) for what it says"

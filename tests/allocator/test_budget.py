@@ -1,15 +1,21 @@
 """Where the bytes go: table 3 of the paper, and what makes a floor fit."""
 
 import re
+from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from wisp.allocator import Question, Workload, device_budget, make_plan, model_shape
+from wisp.allocator import Question, Workload, device_budget, make_plan, model_shape, read_model_shape
 from wisp.allocator.budget import activation_bytes
 from wisp.allocator.kv_layout import kv_layout
+from wisp.byte_text import size_from
 from wisp.errors import AdmissionFloorError
 from wisp.staging import staging_rows
+from wisp.units import parse_budget
 
 GIB = 2**30
 TABLE_3 = {8: 375_792, 16: 338_928, 32: 265_200}
@@ -124,13 +130,27 @@ def test_where_no_single_change_is_enough_all_together_are_told(shape):
     _, error = refused(shape("qwen3-30b-a3b"), 8 * GIB, 8192, 4)
     assert len(error.remedies) == 1
     assert "--max-num-seqs 1 --max-model-len" in error.remedies[0]
-    assert "more" in str(error)
+    assert ", or give 11582MiB" in str(error)
 
 
 def test_where_nothing_helps_only_more_memory_is_told(shape):
     _, error = refused(shape("deepseek-v3"), 8 * GIB, 8192, 4)
     assert error.remedies == ()
-    assert f"({error.need_bytes - 8 * GIB} bytes) more" in str(error)
+    assert f"; give {size_from(error.need_bytes)}" in str(error)
+
+
+@given(data=st.data(), context=st.integers(1, 40960), sequences=st.integers(1, 512))
+def test_the_budget_that_is_advised_suffices_as_it_is_written_and_hardly_less_does(data, context, sequences):
+    qwen = read_model_shape(Path(__file__).parent / "configs" / "qwen3-30b-a3b.json")
+    workload = Workload.typical(context, sequences)
+    floor = Question(qwen, 0, workload).budget.floor_bytes
+    question = Question(qwen, data.draw(st.integers(0, floor - 1)), workload)
+    with pytest.raises(AdmissionFloorError) as error:
+        make_plan(question)
+    (advised,) = re.findall(r"give (\S+)$", str(error.value))
+    given_bytes = parse_budget(advised, "--gpu-memory")
+    assert replace(question, total_bytes=given_bytes).budget.admissible_slots()
+    assert not replace(question, total_bytes=given_bytes - (1 << 20)).budget.admissible_slots()
 
 
 @pytest.mark.parametrize(("expert_mib", "rows"), [(0.06, 16), (9, 16), (10, 14), (36, 4), (336, 2)])

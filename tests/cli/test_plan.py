@@ -1,6 +1,7 @@
 """`wisp plan`: a config.json in, a split and the command that serves by it out; bad input is one paragraph."""
 
 import json
+import re
 import resource
 import shlex
 import subprocess
@@ -334,13 +335,19 @@ def test_quantised_experts_are_planned_with_a_warning(wisp):
         ("24G", "not a size"),
         ("", "not a size"),
         ("much", "not a size"),
-        ("0GiB", "0.00 GiB is too little"),
-        ("8GiB", "give 3.31 GiB"),
+        ("0GiB", "0B is too little"),
+        ("8GiB", "or give 11582MiB"),
         ("11GiB", "lower --max-num-seqs to 3"),
     ],
 )
 def test_a_budget_that_makes_no_sense_is_refused(refused, size, told):
     assert told in refused(QWEN, "--gpu-memory", size)
+
+
+def test_the_size_that_a_refusal_advises_is_taken_as_it_stands(refused, planned):
+    told = refused(QWEN, "--gpu-memory", "8GiB")
+    (advised,) = re.findall(r"or give (\S+)$", told.strip())
+    assert planned(QWEN, "--gpu-memory", advised)["choice"]["expert_slots"] == 8
 
 
 @pytest.mark.parametrize(

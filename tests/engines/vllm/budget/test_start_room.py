@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from wisp.byte_text import format_bytes
 from wisp.engines.vllm.budget.start_room import CUDA_CONTEXT_BYTES, requested_bytes
 from wisp.engines.vllm.patches import requested_memory
 from wisp.errors import DeviceMemoryError
@@ -41,9 +42,9 @@ def test_what_is_free_wanted_and_to_be_done_is_said_and_what_is_advised_fits(fre
         requested_bytes(config(gpu_memory="24GiB"), first_look(free_bytes))
     error, text = refusal.value, str(refusal.value)
     assert (error.need_bytes, error.free_bytes) == (24 * GIB - CUDA_CONTEXT_BYTES, free_bytes)
-    assert "gpu_memory 24GiB, less 512MiB for CUDA's context, takes 23.50 GiB" in text
-    assert f"but {free_bytes / GIB:.2f} GiB are free; end what else is on cuda:3, or lower gpu_memory to " in text
-    (advised,) = re.findall(r"lower gpu_memory to (\d+MiB)$", text)
+    assert "gpu_memory 24GiB, less 512MiB for CUDA's context, takes 23.5GiB" in text
+    assert f"but {format_bytes(free_bytes)} are free; end what else is on cuda:3, or lower gpu_memory to " in text
+    (advised,) = re.findall(r"lower gpu_memory to (\S+)$", text)
     requested_bytes(config(gpu_memory=advised), first_look(free_bytes))
 
 

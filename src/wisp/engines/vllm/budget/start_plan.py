@@ -19,6 +19,7 @@ from wisp.allocator.explanation import why
 from wisp.allocator.kv_choice import chosen_kv
 from wisp.allocator.kv_layout import KvLayout
 from wisp.allocator.machine import cpu_name
+from wisp.byte_text import size_from
 from wisp.engines.vllm import failure
 from wisp.engines.vllm.budget.start_room import CUDA_CONTEXT_BYTES
 from wisp.engines.vllm.ranks import least_of_all_ranks
@@ -160,7 +161,7 @@ def _blocks_beside(slots: int, question: Question) -> int:
         raise ConfigError(
             f"gpu_memory is {format_bytes(budget.total_bytes)} but expert_slots {slots}, the engine and the KV of "
             f"{workload.sequences} sequences of {workload.context} tokens take {format_bytes(need)}; {remedy}, lower "
-            f"--max-num-seqs or --max-model-len, or give {format_bytes(need - budget.total_bytes)} more"
+            f"--max-num-seqs or --max-model-len, or set gpu_memory to {size_from(need)}"
         )
     return blocks
 

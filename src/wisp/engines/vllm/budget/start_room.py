@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from wisp.byte_text import format_bytes, size_within
 from wisp.engines.vllm import failure
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import DeviceMemoryError
-from wisp.units import format_bytes
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -28,7 +28,7 @@ def requested_bytes(vllm_config: "VllmConfig", first_look: Any) -> int | None:
         return None
     need, free = settings.gpu_memory_bytes - CUDA_CONTEXT_BYTES, int(first_look.free_memory)
     if free < need:
-        fits = f"{(free + CUDA_CONTEXT_BYTES) >> 20}MiB"
+        fits = size_within(free + CUDA_CONTEXT_BYTES)
         raise DeviceMemoryError(
             need,
             free,
