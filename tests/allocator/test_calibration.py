@@ -28,8 +28,8 @@ def test_it_comes_back_as_it_was_saved(tmp_path):
     ("change", "told"),
     [
         (lambda c: c.pop("format"), "not a calibration"),
-        (lambda c: c.update(version=3), "version 3 .* upgrade"),
-        (lambda c: c.update(version=1), "version 1 .* calibrate anew"),
+        (lambda c: c.update(version=4), "version 4 .* upgrade"),
+        (lambda c: c.update(version=2), "version 2 .* calibrate anew"),
         (lambda c: c.update(prefill=[[512, 0.1], [128, 0.1]]), "ascending"),
         (lambda c: c.update(prefill=[[128, 0.1], [128, 0.2]]), "each once"),
         (lambda c: c.update(prefill=[[128, "long"]]), "pairs"),
@@ -45,6 +45,8 @@ def test_it_comes_back_as_it_was_saved(tmp_path):
         (lambda c: c.update(stream_bytes_per_second="fast"), "stream_bytes_per_second"),
         (lambda c: c.update(fault_bytes_per_second=float("nan")), "fault_bytes_per_second"),
         (lambda c: c.update(machine=""), "machine"),
+        (lambda c: c.update(device="tpu"), "device of a calibration must be cuda or cpu"),
+        (lambda c: c.pop("device"), "lacks 'device'"),
     ],
 )
 def test_a_file_that_is_not_one_is_refused(tmp_path, change, told):
@@ -94,3 +96,14 @@ def test_very_different_versions_are_named():
     (told,) = STATED.warnings(None, STATED.model, {"vllm": "0.33.0"})
     assert "vllm 0.32.0" in told
     assert "0.33.0 is installed" in told
+
+
+@pytest.mark.parametrize("made_on", ["cuda", "cpu"])
+@pytest.mark.parametrize("wanted", ["cuda", "cpu"])
+def test_rates_of_another_kind_of_device_are_refused(made_on, wanted):
+    mine = replace(STATED, device=made_on)
+    if made_on == wanted:
+        mine.check_device(wanted)
+        return
+    with pytest.raises(ConfigError, match="leave it out, or give one that wisp calibrate has made on a"):
+        mine.check_device(wanted)

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from wisp.allocator import Calibration, read_model_shape
+from wisp.allocator import STATED, Calibration, read_model_shape
 from wisp.allocator.calibration_files import path_for
-from wisp.allocator.machine import cpu_name
+from wisp.allocator.machine import cpu_name, gpu_name
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_model_that_is_not_here_is_refused(refused):
 
 @pytest.mark.engine
 @pytest.mark.timeout(900)
-def test_a_calibrated_model_is_planned_by_what_was_measured(checkpoint, tmp_path, monkeypatch):
+def test_what_is_measured_is_kept_as_of_this_kind_of_device(checkpoint, tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
@@ -71,5 +71,8 @@ def test_a_calibrated_model_is_planned_by_what_was_measured(checkpoint, tmp_path
     assert {point["faults"] for point in faulting} >= {3 * 2, 3 * 4}, "three layers, half of top-4 and all of it"
     assert min(point["nbytes"] for point in found.measured["copies"]) <= shape.expert_bytes
     assert len(found.prefill) >= 3
-    planned = json.loads(wisp("plan", model, "--gpu-memory", "2GiB", "--max-model-len", "512", "--json").stdout)
-    assert planned["costs"]["fault_bytes_per_second"] == found.fault_bytes_per_second
+    assert found.device == "cpu"
+    ended = wisp("plan", model, "--gpu-memory", "2GiB", "--max-model-len", "512", "--json")
+    assert json.loads(ended.stdout)["costs"]["fault_bytes_per_second"] == STATED.fault_bytes_per_second
+    if gpu_name() is None:
+        assert f"the calibration of {cpu_name()} is left aside" in ended.stderr

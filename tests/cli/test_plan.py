@@ -276,13 +276,34 @@ def test_a_calibration_of_another_machine_or_model_is_warned_of(wisp, tmp_path, 
 def test_a_machine_without_a_gpu_is_another_machine_too(wisp, tmp_path, monkeypatch):
     monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: None)
     monkeypatch.setattr("wisp.cli.plan.cpu_name", lambda: "A CPU, 2 threads")
-    for machine, told in {
-        "A CPU, 96 threads": "wisp: warning: costs were measured on A CPU, 96 threads but this machine has "
-        "A CPU, 2 threads\n",
-        "A CPU, 2 threads": "",
-    }.items():
-        replace(STATED, machine=machine).save(tmp_path / "c.json")
-        assert wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json").err == told
+    STATED.save(tmp_path / "c.json")
+    ended = wisp("plan", QWEN, *ISSUE, "--calibration", tmp_path / "c.json")
+    assert ended.err == "wisp: warning: costs were measured on NVIDIA H200 but this machine has A CPU, 2 threads\n"
+
+
+def test_a_calibration_of_a_cpu_is_refused(refused, tmp_path):
+    replace(STATED, machine="A CPU, 2 threads", device="cpu").save(tmp_path / "c.json")
+    told = refused(QWEN, *ISSUE, "--calibration", tmp_path / "c.json")
+    assert "the calibration was made on a CPU (A CPU, 2 threads), which says nothing of a GPU; leave it out" in told
+
+
+def test_a_kept_calibration_of_this_machine_s_cpu_is_left_aside_and_that_is_told(wisp, planned, monkeypatch):
+    from wisp.allocator.calibration_files import path_for
+
+    monkeypatch.setattr("wisp.cli.plan.gpu_name", lambda: None)
+    monkeypatch.setattr("wisp.cli.plan.cpu_name", lambda: "A CPU, 2 threads")
+    without = wisp("plan", QWEN, *ISSUE)
+    path = path_for("A CPU, 2 threads", STATED.model)
+    path.parent.mkdir(parents=True)
+    replace(STATED, machine="A CPU, 2 threads", device="cpu", fault_bytes_per_second=20e9).save(path)
+    ended = wisp("plan", QWEN, *ISSUE)
+    assert without.err == ""
+    assert ended.err == (
+        "wisp: warning: the calibration of A CPU, 2 threads is left aside: this plans a GPU's memory, by the stated "
+        "costs\n"
+    )
+    assert ended.out == without.out
+    assert planned(QWEN, *ISSUE)["costs"]["machine"] == STATED.machine
 
 
 def test_more_than_the_calibrated_machine_has_is_refused(refused, tmp_path):

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from wisp.errors import ConfigError
 
-FORMAT, VERSION = "wisp-calibration", 2
+FORMAT, VERSION = "wisp-calibration", 3
+
+DeviceKind = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Calibration:
     model: str
     """What was served: `str(ModelShape)`."""
     date: str
+    device: DeviceKind = "cuda"
+    """Whether that machine served on a GPU or on the CPU: rates of one say nothing of the other."""
     versions: Mapping[str, str] = field(default_factory=dict)
     engine: str = "CUDA graphs, decided on the device"
     """How it ran: what of its settings changes the rates."""
@@ -59,6 +63,9 @@ class Calibration:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise ConfigError(f"a calibration has to name its {name}")
+        if self.device not in get_args(DeviceKind):
+            known = " or ".join(get_args(DeviceKind))
+            raise ConfigError(f"the device of a calibration must be {known}, not {self.device!r}")
         for name, value in asdict(self).items():
             if name.endswith(("_seconds", "_per_second", "_bytes")):
                 is_optional = (name == "device_bytes" and value is None) or (name == "sequence_seconds" and value == 0)
@@ -115,6 +122,15 @@ class Calibration:
             raise ConfigError(f"the calibration {path} is damaged: {error}; calibrate anew") from error
         except (TypeError, IndexError, ValueError, KeyError) as error:
             raise ConfigError(f"the calibration {path} is damaged ({error}); calibrate anew") from error
+
+    def check_device(self, device: DeviceKind) -> None:
+        """Raise `ConfigError` if these rates are of another kind of device."""
+        if device != self.device:
+            words = {"cuda": "a GPU", "cpu": "a CPU"}
+            raise ConfigError(
+                f"the calibration was made on {words[self.device]} ({self.machine}), which says nothing of "
+                f"{words[device]}; leave it out, or give one that wisp calibrate has made on {words[device]}"
+            )
 
     def warnings(self, machine: str | None, model: str, versions: Mapping[str, str] | None = None) -> list[str]:
         """What makes these rates doubtful for this machine (None: not known) and this model, both named.

@@ -91,6 +91,7 @@ def _calibration(shape: "ModelShape", report: "CalibrationReport") -> "Calibrati
         machine=report.gpu or cpu_name(),
         model=str(shape),
         date=datetime.now(tz=UTC).strftime("%Y-%m-%d"),
+        device="cpu" if report.gpu is None else "cuda",
         versions=installed_versions(),
         engine=report.engine,
         device_bytes=report.device_bytes,

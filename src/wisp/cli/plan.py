@@ -93,19 +93,30 @@ def plan(
 
 
 def chosen_rates(shape: "ModelShape", file: Path | None) -> "Calibration | None":
-    """The calibration that the user names, or the one that is kept of this machine and model; None if neither."""
+    """The calibration that the user names, or the one that is kept of this machine's GPU and model; None if neither.
+
+    Raises:
+        ConfigError: the user names one of a CPU, whose memory is not what is planned here.
+    """
     from wisp.allocator.calibration import Calibration
     from wisp.allocator.calibration_files import find
 
-    return find(gpu_name() or cpu_name(), str(shape)) if file is None else Calibration.load(file)
+    if file is None:
+        gpu = gpu_name()
+        return None if gpu is None else find(gpu, str(shape))
+    named = Calibration.load(file)
+    named.check_device("cuda")
+    return named
 
 
 def _warnings(question: "Question", recording: "Recording | None", *, is_stated: bool) -> list[str]:
-    from wisp.allocator.calibration_files import installed_versions
+    from wisp.allocator.calibration_files import installed_versions, path_for
 
     shape = question.shape
     machine = gpu_name() or cpu_name()
     doubts = [] if is_stated else question.calibration.warnings(machine, str(shape), installed_versions())
+    if is_stated and gpu_name() is None and path_for(machine, str(shape)).is_file():
+        doubts.append(f"the calibration of {machine} is left aside: this plans a GPU's memory, by the stated costs")
     has = gpu_bytes()
     if has is not None and question.total_bytes > has:
         wanted = format_bytes(question.total_bytes)

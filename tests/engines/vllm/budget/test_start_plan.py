@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from workload import BLOCK, EAGER, make_request
 
-from wisp.allocator import Question, Workload, make_plan, read_model_shape
+from wisp.allocator import STATED, Question, Workload, make_plan, read_model_shape
 from wisp.allocator.engine_facts import EngineFacts
 from wisp.allocator.explanation import why
 from wisp.allocator.kv_layout import KvLayout
@@ -32,8 +32,10 @@ def plan(checkpoint):
 
 
 @pytest.fixture(scope="module")
-def replies(engines, checkpoint, plan):
+def replies(engines, checkpoint, plan, tmp_path_factory):
     model, chosen = checkpoint("qwen3_moe"), plan.choice.candidate
+    of_a_gpu = tmp_path_factory.mktemp("rates") / "gpu.json"
+    STATED.save(of_a_gpu)
     stock_blocks = {**ARGS, "num_gpu_blocks_override": chosen.kv_blocks, "kv_cache_memory_bytes": 1 << 26}
 
     def refused(settings, **args):
@@ -48,6 +50,7 @@ def replies(engines, checkpoint, plan):
             "too little": refused({"gpu_memory": "1.5MiB"}),
             "too many slots": refused({**budget, "expert_slots": 16}),
             "too much": refused({"gpu_memory": "900TiB"}),
+            "rates of a GPU": refused({**budget, "calibration": str(of_a_gpu)}),
             "KV bytes": refused(budget, kv_cache_memory_bytes=1 << 26),
             "KV blocks": refused(budget, num_gpu_blocks_override=40),
             "KV share": refused(budget, gpu_memory_utilization=0.5),
@@ -109,6 +112,8 @@ def test_slots_that_are_given_stay_and_kv_gets_the_rest(replies, plan):
     [
         ("too little", "AdmissionFloorError", "lower --max-num-seqs to 3"),
         ("too many slots", "ConfigError", "lower expert_slots to 12"),
+        ("too many slots", "ConfigError", "or set gpu_memory to 3MiB"),
+        ("rates of a GPU", "ConfigError", "made on a GPU (NVIDIA H200), which says nothing of a CPU; leave it out"),
         ("too much", "ConfigError", "gpu_memory is 900TiB, which on a CPU is host memory"),
         ("KV bytes", "ConfigError", "--kv-cache-memory-bytes and gpu_memory both"),
         ("KV blocks", "ConfigError", "--num-gpu-blocks-override and gpu_memory both"),
