@@ -47,6 +47,26 @@ def test_the_prior_scales_to_other_models(experts, top_k, streams):
     assert trace == PriorRouting().trace(experts, top_k, streams)
 
 
+class ByGumbel(PriorRouting):
+    """The same choice as its definition says it: the most popular, by logarithms with Gumbel noise."""
+
+    def _choose(self, rng, popularity, age, top_k):
+        score = np.log(popularity) + rng.gumbel(size=age.shape)
+        score = np.where((age >= 2) & (age <= 8), score + self.recent_bonus, score)
+        stays = rng.random(age.shape) < self.stay
+        score = np.where(age == 1, np.where(stays, np.inf, -np.inf), score)
+        return np.argsort(-score, axis=-1, kind="stable")[..., :top_k]
+
+
+@pytest.mark.parametrize(("experts", "top_k", "streams"), [(128, 8, 1), (8, 2, 4), (4, 4, 2), (64, 6, 16)])
+def test_the_prior_chooses_as_gumbel_s_maximum_does(experts, top_k, streams):
+    assert PriorRouting().trace(experts, top_k, streams) == ByGumbel().trace(experts, top_k, streams)
+    assert PriorRouting(recent_bonus=0.0).trace(experts, top_k, streams) == ByGumbel(recent_bonus=0.0).trace(
+        experts, top_k, streams
+    )
+    assert PriorRouting(seed=2).trace(experts, top_k, streams) == ByGumbel(seed=2).trace(experts, top_k, streams)
+
+
 @pytest.mark.parametrize("slots", [8, 12, 16])
 def test_the_priors_misses_are_those_of_a_replay(slots):
     trace = PriorRouting().trace(16, 4, 2)

@@ -425,9 +425,16 @@ def test_a_size_has_to_be_given(wisp):
     assert "--gpu-memory" in ended.err
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CONFIGS.glob("*.json")))
-def test_every_model_is_planned_within_two_seconds_without_torch(name):
-    words = [str(CONFIGS / f"{name}.json"), "--gpu-memory", "96GiB", "--json"]
+FEW_AND_MANY = [
+    *((path.stem, "--gpu-memory", "96GiB") for path in sorted(CONFIGS.glob("*.json"))),
+    ("deepseek-v3", "--gpu-memory", "700GiB", "--max-num-seqs", "512", "--max-model-len", "1024"),
+]
+
+
+@pytest.mark.parametrize("call", FEW_AND_MANY, ids=" ".join)
+def test_every_model_is_planned_within_two_seconds_without_torch(call):
+    name, *flags = call
+    words = [str(CONFIGS / f"{name}.json"), *flags, "--json"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, "-c", LIGHT.format(words=words)],

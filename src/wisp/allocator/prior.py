@@ -43,20 +43,25 @@ class PriorRouting:
         membership = np.zeros((layers, steps, num_experts), dtype=np.bool_)
         rng = np.random.default_rng(self.seed)
         rank = np.argsort(rng.random((layers, 1, num_experts)), axis=-1)
-        popularity = -self.zipf * np.log1p(rank)
-        last_used = np.full((layers, streams, num_experts), -steps)
+        popularity = np.exp(-self.zipf * np.log1p(rank))
+        last_used = np.full((layers, streams, num_experts), -steps, dtype=np.int16)
         for step in range(steps):
-            chosen = self._choose(rng, popularity, step - last_used, min(top_k, num_experts))
+            chosen = self._choose(rng, popularity, np.int16(step) - last_used, min(top_k, num_experts))
             np.put_along_axis(last_used, chosen, step, axis=-1)
             membership[:, step] = (last_used == step).any(axis=1)
         return RoutingTrace.from_membership(membership, np.full(steps, streams, dtype=np.int64))
 
     def _choose(
-        self, rng: np.random.Generator, popularity: NDArray[np.float64], age: NDArray[np.int64], top_k: int
+        self, rng: np.random.Generator, popularity: NDArray[np.float64], age: NDArray[np.int16], top_k: int
     ) -> NDArray[np.int64]:
-        """int64 [layers, streams, top_k]."""
-        score = popularity + rng.gumbel(size=age.shape)
-        score = np.where((age >= 2) & (age <= 8), score + self.recent_bonus, score)
+        """int64 [layers, streams, top_k]: those whose clocks ring first, each ticking as fast as it is popular.
+
+        It is the largest of popularity's logarithm and a Gumbel variate, of the same draws, for a logarithm less.
+        """
+        due = np.log(1.0 - rng.random(age.shape))
+        due /= -popularity
+        np.multiply(due, np.exp(-self.recent_bonus), out=due, where=(age >= 2) & (age <= 8))
         stays = rng.random(age.shape) < self.stay
-        score = np.where(age == 1, np.where(stays, np.inf, -np.inf), score)
-        return np.argpartition(-score, top_k - 1, axis=-1)[..., :top_k]
+        before = np.nonzero(age == 1)
+        due[before] = np.where(stays[before], -1.0, np.inf)
+        return np.argpartition(due, top_k - 1, axis=-1)[..., :top_k]
