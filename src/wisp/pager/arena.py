@@ -193,7 +193,7 @@ def _check_words(layout: RowLayout) -> None:
         if part.nbytes % WORD_BYTES:
             raise UnsupportedError(
                 f"{part.name} takes {part.nbytes} bytes of an expert, and the device copies contiguous tensors in "
-                f"words of {WORD_BYTES}; set decide to host and add --enforce-eager"
+                f"words of {WORD_BYTES}; keep each expert in one row, or page these on the host"
             )
 
 

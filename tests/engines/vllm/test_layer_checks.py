@@ -10,6 +10,7 @@ pytest.importorskip("vllm")
 from wisp.engines.vllm.kernels.base import KINDS  # noqa: E402
 from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host  # noqa: E402
 from wisp.errors import UnsupportedError  # noqa: E402
+from wisp.pager.arena import Arena, ArenaShape  # noqa: E402
 from wisp.pager.store import HostStore  # noqa: E402
 
 DYNAMIC_TENSOR_SCALES = SimpleNamespace(
@@ -43,3 +44,30 @@ def test_the_host_is_a_remedy_only_where_it_can_feed_the_kernel(kernel, experts,
 @pytest.mark.parametrize(("rows", "is_draft"), [((8, 8), False), ((8,), True)])
 def test_layers_that_are_alike_and_a_draft_of_one_pass(rows, is_draft):
     check_in_graph([store(each) for each in rows], KINDS["TritonExperts"], PLAIN, is_draft=is_draft)
+
+
+ODD = {"w13_weight": torch.empty(4, 8, 8), "w13_scale": torch.empty(4, dtype=torch.bfloat16)}
+
+
+@pytest.mark.parametrize(("kernel", "experts"), KERNELS)
+def test_broken_words_are_refused_where_an_arena_would_with_a_remedy_that_works(kernel, experts):
+    odd = HostStore(ODD)
+    with pytest.raises(UnsupportedError, match="w13_scale takes 2 bytes of an expert"):
+        Arena(ArenaShape(1, 2, 0), odd.layout, "cpu", planar=True)
+    with pytest.raises(UnsupportedError, match="w13_scale takes 2 bytes of an expert") as refused:
+        check_in_graph([odd], KINDS[kernel], experts, is_draft=False)
+    assert ("set decide to host" in str(refused.value)) == is_fed_on_host(kernel, experts)
+
+
+def test_broken_words_pass_where_an_expert_is_one_row():
+    odd = HostStore({"w13_weight": torch.empty(4, 8, 8), "w13_bias": torch.empty(4, 3, dtype=torch.bfloat16)})
+    check_in_graph([odd], KINDS["TritonExperts"], PLAIN, is_draft=False)
+    with pytest.raises(UnsupportedError, match="w13_bias takes 6 bytes"):
+        check_in_graph([odd], KINDS["MarlinExperts"], PLAIN, is_draft=False)
+
+
+@pytest.mark.parametrize(("kernel", "experts"), KERNELS[1:])
+def test_what_the_host_cannot_feed_is_left_to_the_device(kernel, experts):
+    with pytest.raises(UnsupportedError) as refused:
+        check_on_host(KINDS[kernel], experts)
+    assert str(refused.value).endswith("set decide to auto and policy to lru")

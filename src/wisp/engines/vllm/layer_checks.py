@@ -5,6 +5,7 @@ from typing import Any
 
 from wisp.engines.vllm.kernels.base import MARLIN_KIND, KernelKind, scales_steps
 from wisp.errors import HostMemoryError, UnsupportedError
+from wisp.pager.arena import WORD_BYTES
 from wisp.pager.store import ExpertStore
 
 
@@ -14,16 +15,18 @@ def check_store(name: str, store: ExpertStore, *, on_device: bool) -> None:
         raise HostMemoryError(
             f"the experts of {name} could not be page-locked, and a CUDA graph can read only page-locked memory "
             f"of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add "
-            f"--enforce-eager"
+            f"--enforce-eager, unless the experts are computed by Marlin or by scales of a whole step, which need the "
+            f"device"
         )
 
 
 def check_on_host(kind: KernelKind, experts: Any) -> None:
     """Raise `UnsupportedError` for a kernel that cannot be fed where the host decides."""
     name = type(experts).__name__
-    remedy = "set decide to auto and policy to lru, or add --moe-backend triton"
     if kind is MARLIN_KIND:
-        raise UnsupportedError(f"the MoE kernel {name} is fed where the device decides only; {remedy}")
+        raise UnsupportedError(
+            f"the MoE kernel {name} is fed where the device decides only; set decide to auto and policy to lru"
+        )
     if scales_steps(experts):
         raise UnsupportedError(
             f"{name} scales the activations of a step together, so that a step wider than the slots cannot be "
@@ -46,3 +49,14 @@ def check_in_graph(stores: Sequence[ExpertStore], kind: KernelKind, experts: Any
             f"the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
             f"{on_host or 'serve a checkpoint whose layers are quantised alike'}"
         )
+    for part in stores[0].layout.parts if _is_planar(stores[0], kind, experts) else ():
+        if part.nbytes % WORD_BYTES:
+            raise UnsupportedError(
+                f"{part.name} takes {part.nbytes} bytes of an expert, and the device copies contiguous tensors in "
+                f"words of {WORD_BYTES}; {on_host or 'serve a checkpoint that is quantised in another way'}"
+            )
+
+
+def _is_planar(store: ExpertStore, kind: KernelKind, experts: Any) -> bool:
+    """Whether the kernel wants every tensor of the experts contiguous; it takes no stride of one number an expert."""
+    return not kind.takes_strides or scales_steps(experts) or any(not part.shape for part in store.layout.parts)
