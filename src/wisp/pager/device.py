@@ -195,7 +195,7 @@ class DevicePager:
 
     def totals(self) -> dict[str, float]:
         """What this layer did so far, by the names of `counters.FIELDS`; reads host memory only."""
-        steps, references, faults, evictions, moved, waves = self._state.mirror[self.layer, :6].tolist()
+        steps, references, faults, evictions, moved, waves = self._state.counts(self.layer)
         bytes_moved = moved * self.store.expert_bytes
         return {
             "steps": steps,

@@ -1,15 +1,17 @@
 """The page tables of all layers on a device."""
 
 from collections.abc import Sequence
+from threading import Lock
 
 import torch
 
 from wisp.errors import ConfigError
 from wisp.pager.arena import Arena
-from wisp.pager.count_kernels import FIELDS, SLOTS
+from wisp.pager.count_kernels import FIELDS, SLOTS, WAVES
 from wisp.pager.device_view import device_view
 from wisp.pager.resize import resized_table
 from wisp.pager.routing_ring import RING_STEPS, RingReader, RoutingRing
+from wisp.pager.side_copies import SideCopies
 from wisp.pager.store import ExpertStore
 from wisp.resident import NOT_RESIDENT
 
@@ -31,6 +33,10 @@ class DeviceState:
         self.mirror = torch.zeros(self.fields.shape, dtype=torch.int64, pin_memory=device.type == "cuda")
         """A copy of `fields` in host memory, written by the device; some steps behind at times."""
         self.mirror_on_device = device_view(self.mirror, device)
+        self._found = torch.zeros_like(self.mirror, pin_memory=device.type == "cuda")
+        """What `catch_up` has read of them."""
+        self._shown = self.mirror.clone()
+        self._copies, self._changing, self._is_warm = SideCopies(device), Lock(), False
         self.loaded = torch.zeros((layers, 2 + 2 * num_experts), dtype=torch.int64, device=device)
         """For each layer what its last step has loaded: see `device_kernels.decide_and_gather`."""
         self.ring = RoutingRing(layers, num_experts, device, steps=ring_steps)
@@ -39,21 +45,42 @@ class DeviceState:
         """A reader of the experts that steps needed, from the last reset on."""
         return RingReader(self.ring, self.fields)
 
+    def counts(self, layer: int) -> list[int]:
+        """A layer's `fields` from the clock to the waves, as far as the host knows them; reads host memory only."""
+        return torch.maximum(self.mirror[layer], self._found[layer])[: WAVES.value + 1].tolist()
+
+    def catch_up(self) -> None:
+        """Have the host know what a device that stands still has counted without showing it.
+
+        Call it now and then, from one thread: if the device has shown nothing since the last call, its counts are
+        read beside its work, and are exact if it does none. Before the first `reset` a graph may be being captured,
+        and nothing is done.
+        """
+        with self._changing, torch.inference_mode():
+            if not self._is_warm:
+                return
+            before, self._shown = self._shown, self.mirror.clone()
+            if torch.equal(before, self._shown):
+                self._copies.fetch(self._found, self.fields)
+
     def refresh_mirror(self) -> None:
         """Bring the mirror fully up to date; waits for the device, so not while a graph is captured."""
         self.mirror.copy_(self.fields)
 
     def reset(self) -> None:
         """Evict everything and count from zero, as after an engine's warm-up."""
-        self.slot_of.fill_(NOT_RESIDENT)
-        self.row_of.copy_(self.home_row_of)
-        for counted in (self.last_used, self.fields):
-            counted.zero_()
-        self._set_slots(self.slots)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        self.mirror.zero_()
-        self.ring.start_over()
+        with self._changing:
+            self.slot_of.fill_(NOT_RESIDENT)
+            self.row_of.copy_(self.home_row_of)
+            for counted in (self.last_used, self.fields):
+                counted.zero_()
+            self._set_slots(self.slots)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            for known in (self.mirror, self._found):
+                known.zero_()
+            self.ring.start_over()
+            self._is_warm = True
 
     def set_slots(self, slots: int) -> None:
         """Give each layer so many slots, between two steps, and resize the arena; waits for the device.

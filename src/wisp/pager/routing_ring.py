@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from wisp.errors import ConfigError
+from wisp.pager.side_copies import SideCopies
 
 RING_STEPS = 4096
 """A few seconds of the fastest decoding; 3 MiB for 48 layers of 128 experts."""
@@ -57,15 +58,14 @@ class RoutedSteps:
 class RingReader:
     """One reader's place in a ring; any number of them read the same ring, each from one thread at a time.
 
-    On a GPU it copies in a CUDA stream of its own, which waits for no other and which none waits for. It may run
-    beside steps in another thread, but not while a graph is being captured.
+    It may run beside steps in another thread, but not while a graph is being captured: see `SideCopies`.
     """
 
     def __init__(self, ring: RoutingRing, totals: torch.Tensor) -> None:
         """Read from the first step on. `totals` int64 [layers, n], on the ring's device, begin with the clocks."""
         self._ring, self._totals = ring, totals
         self._on_gpu = ring.words.device.type == "cuda"
-        self._copies = torch.cuda.Stream(ring.words.device) if self._on_gpu else None  # type: ignore[no-untyped-call]
+        self._copies = SideCopies(ring.words.device)
         self._host_words = torch.empty(ring.words.shape, dtype=torch.int32, pin_memory=self._on_gpu)
         self._host_totals = torch.empty(totals.shape, dtype=torch.int64, pin_memory=self._on_gpu)
         self._era, self._next = ring.era, 0
@@ -95,7 +95,7 @@ class RingReader:
 
     def _read_clocks(self) -> tuple[int, int]:
         """Steps that every layer has done, and steps that some layer has done."""
-        self._fetch(self._host_totals, self._totals)
+        self._copies.fetch(self._host_totals, self._totals)
         clocks = self._host_totals[:, 0]
         return int(clocks.min()), int(clocks.max())
 
@@ -103,17 +103,8 @@ class RingReader:
         while first < end:
             place = first % self._ring.steps
             count = min(end - first, self._ring.steps - place)
-            self._fetch(self._host_words[place : place + count], self._ring.words[place : place + count])
+            self._copies.fetch(self._host_words[place : place + count], self._ring.words[place : place + count])
             first += count
-
-    def _fetch(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copy to the host and wait for this copy alone."""
-        if self._copies is None:
-            target.copy_(source)
-            return
-        with torch.cuda.stream(self._copies):
-            target.copy_(source, non_blocking=True)
-        self._copies.synchronize()
 
     def _bits(self, first: int, end: int) -> NDArray[np.uint8]:
         words = self._host_words.numpy()[np.arange(first, end) % self._ring.steps]

@@ -118,6 +118,22 @@ def test_a_publisher_follows_a_warm_worker_and_stops():
     assert worker.routing.steps == pytest.approx(2, rel=1e-2)  # the newest may still be being written
 
 
+def test_a_publisher_tells_what_an_idle_device_has_counted_and_not_shown():
+    worker = WorkerPaging(WispSettings(4), None, None)
+    worker.in_graph = make(4)
+    worker.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
+    worker.counters.add_layer("layer", page_locked=True)
+    publisher = Publisher(worker)
+    publisher.start()
+    worker.forget_warm_up()
+    worker.in_graph.state.fields[0, :3] = torch.tensor([3, 24, 1])
+    deadline = time.monotonic() + 20
+    while worker.counters.layer(0)["steps"] == 0 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    publisher.stop()
+    assert [worker.counters.layer(0)[name] for name in ("steps", "references", "faults")] == [3, 24, 1]
+
+
 def test_no_publisher_holds_on_to_slots_that_are_made_anew():
     worker = WorkerPaging(WispSettings(4), None, None)
     worker.in_graph, worker.stores = make(4), [HostStore(BIG)]
