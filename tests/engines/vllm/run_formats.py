@@ -34,6 +34,7 @@ from vllm.v1.worker.workspace import init_workspace_manager
 
 from wisp.engines.vllm import formats
 from wisp.engines.vllm import layer as paged_layer
+from wisp.engines.vllm.kernels.layer_kernels import LayerKernels
 from wisp.engines.vllm.layer import PagedRoutedExperts
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
@@ -135,7 +136,7 @@ def compare(name: str, backend: str, folder: Path) -> dict[str, object]:
     assert not isinstance(stock, PagedRoutedExperts)
     found: dict[str, object] = {"kernel": type(stock.quant_method.moe_kernel.fused_experts).__name__, "slots": {}}
     interpreted = backend == "triton"
-    WorkerPaging._graph_tokens = lambda *_: INTERPRETED_GRAPH_TOKENS if interpreted else GRAPH_TOKENS
+    LayerKernels._graph_tokens = lambda *_: INTERPRETED_GRAPH_TOKENS if interpreted else GRAPH_TOKENS
     for slots in INTERPRETED_SLOTS if interpreted else SLOTS:
         paged_model, paged_config = load_it({"expert_slots": slots, "unshown_formats": True})
         layers = experts_of(paged_model)

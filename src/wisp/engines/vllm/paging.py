@@ -16,15 +16,9 @@ import torch
 from wisp.engines.vllm.counters import counter_files
 from wisp.engines.vllm.host_memory.host_room import HostRoom
 from wisp.engines.vllm.in_graph_paging import InGraphPaging
-from wisp.engines.vllm.kernels import padding
-from wisp.engines.vllm.kernels.all_resident import AllResidentKernel, resident_tensors
-from wisp.engines.vllm.kernels.base import KernelKind, PagedKernel, scales_steps
+from wisp.engines.vllm.kernels.base import KernelKind, needs_planar_arena
 from wisp.engines.vllm.kernels.broken_pool import BrokenPool
-from wisp.engines.vllm.kernels.choices import PartialOutputs
-from wisp.engines.vllm.kernels.expert_map import ExpertMapKernel
-from wisp.engines.vllm.kernels.in_graph import InGraphKernel
-from wisp.engines.vllm.kernels.planar import PlanarKernel
-from wisp.engines.vllm.kernels.slot_ids import SlotIdKernel
+from wisp.engines.vllm.kernels.layer_kernels import LayerKernels, PagedLayer
 from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host
 from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
@@ -42,18 +36,6 @@ from wisp.resident import ResidentSet
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
-EAGER_IN_PLACE_TOKENS = 64
-"""Without CUDA graphs, wider steps than this are streamed."""
-
-
-@dataclass(frozen=True)
-class PagedLayer:
-    """What a layer computes with from now on."""
-
-    kernel: PagedKernel
-    slots: dict[str, torch.Tensor]
-    """By the names of the layer's parameters, which they replace."""
-
 
 @dataclass
 class WorkerPaging:
@@ -68,7 +50,7 @@ class WorkerPaging:
     stores: list[ExpertStore] = field(default_factory=list)
     """Of all layers, once they are loaded."""
     counters: Counters | None = None
-    partial_outputs: PartialOutputs | None = None
+    kernels: LayerKernels = field(init=False)
     pagers: dict[int, ExpertPager] = field(default_factory=dict)
     """Where the host decides: by the place of the layer."""
     in_graph: InGraphPaging | None = None
@@ -94,6 +76,7 @@ class WorkerPaging:
     is_draft: bool = False
 
     def __post_init__(self) -> None:
+        self.kernels = LayerKernels(self.vllm_config)
         self.slots = self.settings.expert_slots or int(self.vllm_config.model_config.get_num_experts_per_tok())
 
     def add_layer(self, name: str) -> int:
@@ -115,26 +98,25 @@ class WorkerPaging:
             each.take_slots()
 
     def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
-        """Give a loaded layer its slots."""
-        device = torch.device(layer.moe_config.device)
+        """Give a loaded layer its slots, and the kernel that computes from them."""
+        device, store = torch.device(layer.moe_config.device), self.stores[place]
         counters = self._counters_for(place, experts, layer.moe_config)
         if place == len(self.modules):
-            row = counters.add_layer(self.layers[place], page_locked=self.stores[place].page_locked)
+            row = counters.add_layer(self.layers[place], page_locked=store.page_locked)
             assert row == place, "layers are paged in the order in which they were made"
             self.modules.append(weakref.ref(layer))
-        if self.settings.decides_on_device(device.type):
-            store = self.stores[place]
-            if self.pages_nothing(store):
-                return PagedLayer(AllResidentKernel(experts), resident_tensors(store, device))
-            return self._page_in_graph(place, kind, experts, layer, device)
-        check_on_host(kind, experts)
-        store = self.stores[place]
-        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
-        residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
-        pager = self.pagers[place] = ExpertPager(residents, store, pool, counters, layer=place)
-        if kind.takes_expert_map:
-            return PagedLayer(ExpertMapKernel(experts, pager, self._partial_outputs_for(layer, device)), pool.tensors)
-        return PagedLayer(SlotIdKernel(experts, pager), pool.tensors)
+        if not self.settings.decides_on_device(device.type):
+            check_on_host(kind, experts)
+            pager = self.pagers[place] = self._make_pager(place, counters, device)
+            return self.kernels.decided_on_host(kind, experts, pager, layer)
+        if self.pages_nothing(store):
+            return self.kernels.left_alone(experts, store, device)
+        if self.in_graph is None:
+            self.in_graph = self._make_in_graph(kind, experts, device)
+            if self.publisher is None:
+                self.publisher = Publisher(self)
+                self.publisher.start()
+        return self.kernels.decided_on_device(experts, self.in_graph, place, layer)
 
     def make_slots(self, slots: int) -> None:
         """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
@@ -196,45 +178,25 @@ class WorkerPaging:
         if self.draft is not None:
             self.draft.publish(exactly=exactly)
 
-    def _page_in_graph(
-        self, place: int, kind: KernelKind, experts: Any, layer: Any, device: torch.device
-    ) -> PagedLayer:
-        if self.in_graph is None:
-            check_in_graph(self.stores, kind, experts, is_draft=self.is_draft)
-            torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
-            # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
-            takes_none = not kind.takes_strides or any(
-                len(tensor.shape) == 1 for tensor in self.stores[place].tensors.values()
-            )
-            self.in_graph = InGraphPaging(
-                self.stores,
-                self.slots,
-                device,
-                planar=takes_none or scales_steps(experts),
-                most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
-                broken=self.settings.break_expert,
-            )
-            if self.publisher is None:
-                self.publisher = Publisher(self)
-                self.publisher.start()
-        if self.in_graph.arena.planar:
-            planar = PlanarKernel(experts, self.in_graph, place, self._graph_tokens())
-            return PagedLayer(planar, self.in_graph.arena.tensors)
-        partial_outputs = self._partial_outputs_for(layer, device)
-        kernel = InGraphKernel(
-            experts,
-            self.in_graph,
-            place,
-            partial_outputs,
-            self._graph_tokens(),
-            padding_is_routed=padding.is_routed(self.vllm_config, layer.layer_name),
-        )
-        return PagedLayer(kernel, self.in_graph.arena.tensors)
+    def _make_pager(self, place: int, counters: Counters, device: torch.device) -> ExpertPager:
+        """One layer's slots, and who is in them."""
+        store = self.stores[place]
+        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
+        residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
+        return ExpertPager(residents, store, pool, counters, layer=place)
 
-    def _graph_tokens(self) -> int:
-        """The widest step that a CUDA graph may hold."""
-        sizes = self.vllm_config.compilation_config.cudagraph_capture_sizes
-        return max(EAGER_IN_PLACE_TOKENS, *map(int, sizes or (0,)))
+    def _make_in_graph(self, kind: KernelKind, experts: Any, device: torch.device) -> InGraphPaging:
+        """The slots of all layers, as long as the first one's kernel, `experts`, stands for those of all."""
+        check_in_graph(self.stores, kind, experts, is_draft=self.is_draft)
+        torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
+        return InGraphPaging(
+            self.stores,
+            self.slots,
+            device,
+            planar=needs_planar_arena(kind, experts, self.stores[0]),
+            most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
+            broken=self.settings.break_expert,
+        )
 
     def _counters_for(self, place: int, experts: Any, moe: Any) -> Counters:
         """The worker's counters, made at the first call; `moe` is vLLM's configuration of the layer."""
@@ -253,13 +215,6 @@ class WorkerPaging:
             path = counter_files.path_for(self.vllm_config.instance_id, rank, draft=self.is_draft)
             self.counters = Counters(facts, len(self.layers), path)
         return self.counters
-
-    def _partial_outputs_for(self, layer: Any, device: torch.device) -> PartialOutputs:
-        """The worker's buffer for choice outputs, made at the first call."""
-        if self.partial_outputs is None:
-            tokens = self.vllm_config.scheduler_config.max_num_batched_tokens
-            self.partial_outputs = PartialOutputs(tokens, layer.top_k, layer.hidden_size, layer.params_dtype, device)
-        return self.partial_outputs
 
     def forget_warm_up(self) -> None:
         """Start cold, with counters at zero.

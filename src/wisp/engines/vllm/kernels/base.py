@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from wisp.engines.vllm.formats import CPU, MARLIN, TRITON, WNA16
+from wisp.pager.store import ExpertStore
 
 Apply = Callable[..., Any]
 
@@ -44,3 +45,10 @@ def scales_steps(experts: Any) -> bool:
         and not experts.per_act_token_quant
         and experts.a2_scale is None
     )
+
+
+def needs_planar_arena(kind: KernelKind, experts: Any, store: ExpertStore) -> bool:
+    """Whether each tensor has to be contiguous in the arena; with one that is, steps are also computed in one piece."""
+    # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
+    takes_none = not kind.takes_strides or any(len(tensor.shape) == 1 for tensor in store.tensors.values())
+    return takes_none or scales_steps(experts)
