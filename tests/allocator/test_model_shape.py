@@ -1,13 +1,16 @@
 """Sizes from a config.json are those that the models' authors publish."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from wisp.allocator import model_shape, read_model_shape
+from wisp.allocator.weight_format import quantised_format
 from wisp.errors import CheckpointError, UnsupportedError
 
 GIB, MIB, KIB = 2**30, 2**20, 2**10
+SHAPES = Path(__file__).parents[2] / "benchmarks" / "shapes"
 TINY = {
     "model_type": "qwen3_moe",
     "hidden_size": 64,
@@ -107,7 +110,14 @@ def test_int4_groups_have_a_scale_and_a_zero_point():
 @pytest.mark.parametrize(
     ("quantisation", "name", "weights_a_scale"),
     [
-        ({"quant_method": "mxfp4"}, "MXFP4, groups of 32", 32),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "float", "group_size": 32}}},
+            },
+            "MXFP4, groups of 32",
+            32,
+        ),
         (
             {
                 "quant_method": "compressed-tensors",
@@ -124,6 +134,25 @@ def test_four_bit_floats_have_a_byte_of_scale_a_group(quantisation, name, weight
     weights = 3 * 64 * 32
     assert shape.expert_format.name == name
     assert shape.expert_bytes == weights // 2 + weights // weights_a_scale
+
+
+def test_an_expert_of_gpt_oss_has_the_bytes_that_an_engine_has_moved():
+    """By the first row that `benchmarks/shapes` measured: bytes moved a step, and the faults that moved them."""
+    found = read_model_shape(SHAPES / "configs" / "gpt-oss-20b.json")
+    row = json.loads((SHAPES / "results.json").read_text())["gpt-oss-20b"]["rows"][0]
+    assert row["batch"] == 1
+    faults = found.moe_layers * found.top_k * (1 - row["hit_ratio"])
+    assert found.expert_bytes == pytest.approx(row["moved_gib_a_step"] * GIB / faults, rel=1e-9)
+
+
+@pytest.mark.parametrize(("hidden", "width"), [(2880, 2880), (64, 32), (256, 128), (4096, 1408), (5120, 1)])
+def test_mxfp4_experts_are_padded_as_vllm_pads_them(hidden, width):
+    mxfp4 = pytest.importorskip("vllm.model_executor.layers.fused_moe.oracle.mxfp4")
+    padded = mxfp4.mxfp4_round_up_hidden_size_and_intermediate_size(mxfp4.Mxfp4MoeBackend.MARLIN, hidden, width)
+    assert quantised_format({"quant_method": "mxfp4"}).padded(hidden, width) == padded
+    sizes = {"hidden_size": hidden, "moe_intermediate_size": width, "quantization_config": {"quant_method": "mxfp4"}}
+    weights = 3 * padded[0] * padded[1]
+    assert model_shape({**TINY, **sizes}).expert_bytes == weights // 2 + weights // 32
 
 
 @pytest.mark.parametrize(

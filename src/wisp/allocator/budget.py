@@ -93,7 +93,8 @@ def staging_bytes(shape: ModelShape, *, in_files: bool = False) -> int:
 
     In a planar arena, and where the backing store is `in_files`, that is also what a step needs beyond the slots. Here
     it is what it needs beyond top-k of them: an engine that plans by itself starts with so many, and keeps these rows.
-    One that is given more slots takes a row less for each.
+    One that is given more slots takes a row less for each. Padding that a plan does not know of (`WeightFormat.tiles`)
+    can make a group of experts more of it or less; an engine that plans by itself has measured what it takes.
     """
     slots = min(shape.top_k, shape.num_experts)
     if shape.expert_format.is_planar:

@@ -29,6 +29,7 @@ EXPERT_COUNTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_nu
 """What configurations call the number of routed experts in a layer."""
 
 _TOP_K = ("num_experts_per_tok", "moe_top_k", "num_experts_per_token")
+_WITH_EXPERT_BIASES = ("gpt_oss",)
 _PLAIN_BYTES = 2
 """KV and states are kept in 16 bits unless `--kv-cache-dtype` says otherwise."""
 
@@ -46,7 +47,7 @@ class ModelShape:
     hidden: int
     expert_intermediate: int
     expert_bytes: int
-    """One routed expert in one layer."""
+    """One routed expert in one layer, padded as its kernel wants it where that is known (`WeightFormat.tiles`)."""
     weight_bytes: Mapping[str, int]
     """What is always resident, by kind."""
     parameters: int
@@ -159,7 +160,7 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         top_k=top_k,
         hidden=hidden,
         expert_intermediate=width,
-        expert_bytes=sum(weights.packed.matrix_bytes(*matrix) for matrix in expert),
+        expert_bytes=_expert_bytes(weights, hidden, width, model_type),
         weight_bytes=weights.by_kind,
         parameters=weights.parameters + moe_layers * experts * count(expert),
         active_parameters=active,
@@ -172,6 +173,14 @@ def model_shape(config: Mapping[str, Any]) -> ModelShape:
         longest_context=None if text.get("rope_scaling") or longest is None else int(longest),
         notes=_notes(text, model_type),
     )
+
+
+def _expert_bytes(weights: Weights, hidden: int, width: int, model_type: str) -> int:
+    """With what its kernel pads it by, and biases where there are some."""
+    hidden, width = weights.packed.padded(hidden, width)
+    packed = sum(weights.packed.matrix_bytes(*matrix) for matrix in mlp(hidden, width))
+    biases = 2 * width + hidden if model_type in _WITH_EXPERT_BIASES else 0
+    return packed + weights.plain.matrix_bytes(1, biases)
 
 
 def _first(config: Mapping[str, Any], names: tuple[str, ...], *default: Any) -> Any:

@@ -19,6 +19,8 @@ class WeightFormat:
     block: tuple[int, int] | None = None
     """Rows (outputs) and columns (inputs) of the weights that share a scale; None without scales."""
     scale_bits: int = 0
+    tiles: tuple[int, int] = (1, 1)
+    """Multiples up to which the kernel pads an expert's width and the hidden size, where that is known."""
 
     @property
     def is_quantised(self) -> bool:
@@ -33,6 +35,11 @@ class WeightFormat:
         rows and columns, which vLLM gives to Triton wherever the GPU computes in FP8.
         """
         return self.is_quantised and (self.block is None or self.block[0] == 1)
+
+    def padded(self, hidden: int, width: int) -> tuple[int, int]:
+        """Hidden size and width of an expert as its kernel has them laid out."""
+        width_tile, hidden_tile = self.tiles
+        return -(-hidden // hidden_tile) * hidden_tile, -(-width // width_tile) * width_tile
 
     def matrix_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a [rows, columns] matrix: packed weights and scales; a last partial block has its scale too."""
@@ -72,7 +79,8 @@ def quantised_format(quantisation: Mapping[str, Any]) -> WeightFormat:
             return WeightFormat(f"FP8, {block[0]} x {block[1]} block scales", 8, (int(block[0]), int(block[1])), 32)
         return WeightFormat("FP8", 8)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return WeightFormat("MXFP4, groups of 32", 4, (1, 32), 8)
+        # vLLM 0.32, `mxfp4_round_up_hidden_size_and_intermediate_size` for Marlin
+        return WeightFormat("MXFP4, groups of 32", 4, (1, 32), 8, tiles=(128, 256))
     algorithm = str(quantisation.get("quant_algo", "")).upper()
     if method == "mxfp8" or (method == "modelopt" and algorithm == "MXFP8"):
         return _MXFP8
