@@ -36,7 +36,7 @@ def join(config, settings=SETTINGS, num_experts=16):
 def loaded(config):
     """The target's worker, once its layers are paged."""
     target = join(config)
-    target.counters = object()
+    target.counting.counters = object()
     return target
 
 
@@ -103,8 +103,8 @@ def test_a_drafts_warm_up_is_forgotten_with_the_targets():
     config = make_config("six")
     target = loaded(config)
     forgotten = []
-    target.counters = SimpleNamespace(reset=lambda: forgotten.append("target"))
-    join(config).counters = SimpleNamespace(reset=lambda: forgotten.append("draft"))
+    target.counting.counters = SimpleNamespace(reset=lambda: forgotten.append("target"))
+    join(config).counting.counters = SimpleNamespace(reset=lambda: forgotten.append("draft"))
     workers._forget_warm_up(config)
     assert forgotten == ["target", "draft"]
 

@@ -121,30 +121,30 @@ def test_a_publisher_follows_a_warm_worker_and_stops():
 def test_a_publisher_tells_what_an_idle_device_has_counted_and_not_shown():
     worker = WorkerPaging(WispSettings(4), None, None)
     worker.in_graph = make(4)
-    worker.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
-    worker.counters.add_layer("layer", page_locked=True)
+    worker.counting.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
+    worker.counting.counters.add_layer("layer", page_locked=True)
     publisher = Publisher(worker)
     publisher.start()
     worker.forget_warm_up()
     worker.in_graph.state.fields[0, :3] = torch.tensor([3, 24, 1])
     deadline = time.monotonic() + 20
-    while worker.counters.layer(0)["steps"] == 0 and time.monotonic() < deadline:
+    while worker.counting.counters.layer(0)["steps"] == 0 and time.monotonic() < deadline:
         time.sleep(0.02)
     publisher.stop()
-    assert [worker.counters.layer(0)[name] for name in ("steps", "references", "faults")] == [3, 24, 1]
+    assert [worker.counting.counters.layer(0)[name] for name in ("steps", "references", "faults")] == [3, 24, 1]
 
 
 def test_no_publisher_holds_on_to_slots_that_are_made_anew():
     worker = WorkerPaging(WispSettings(4), None, None)
     worker.in_graph, worker.stores = make(4), [HostStore(BIG)]
-    worker.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
-    publisher = worker.publisher = Publisher(worker)
+    worker.counting.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
+    publisher = worker.counting.publisher = Publisher(worker)
     publisher.start()
     worker.make_slots(8)  # its memory cannot grow
     assert not publisher.is_alive()
-    assert worker.publisher is None
+    assert worker.counting.publisher is None
     assert worker.in_graph is None
-    assert worker.counters.facts.expert_slots == 8
+    assert worker.counting.counters.facts.expert_slots == 8
 
 
 def test_what_was_read_before_does_not_overtake_what_was_read_later():
@@ -159,8 +159,8 @@ def test_what_was_read_before_does_not_overtake_what_was_read_later():
         return {"steps": steps}
 
     worker = WorkerPaging(WispSettings(4), None, None)
-    worker.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
-    worker.counters.add_layer("layer", page_locked=True)
+    worker.counting.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
+    worker.counting.counters.add_layer("layer", page_locked=True)
     state = SimpleNamespace(refresh_mirror=lambda: None)
     worker.in_graph = SimpleNamespace(pagers=[SimpleNamespace(totals=totals)], state=state)
     publisher, asked = Thread(target=worker.publish), Thread(target=worker.publish, kwargs={"exactly": True})
@@ -172,4 +172,4 @@ def test_what_was_read_before_does_not_overtake_what_was_read_later():
     may_go_on.set()
     publisher.join()
     asked.join()
-    assert worker.counters.layer(0)["steps"] == 2.0
+    assert worker.counting.counters.layer(0)["steps"] == 2.0

@@ -7,23 +7,21 @@ once a budget has been divided, `publish` brings the counters up to date, `forge
 import gc
 import weakref
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from threading import Lock
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from wisp.engines.vllm.counters import counter_files
+from wisp.engines.vllm.counting import Counting
 from wisp.engines.vllm.host_memory.host_room import HostRoom
 from wisp.engines.vllm.in_graph_paging import InGraphPaging
 from wisp.engines.vllm.kernels.base import KernelKind, needs_planar_arena
 from wisp.engines.vllm.kernels.broken_pool import BrokenPool
 from wisp.engines.vllm.kernels.layer_kernels import LayerKernels, PagedLayer
 from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host
-from wisp.engines.vllm.publisher import Publisher
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
-from wisp.pager.counters import Counters, PoolFacts
+from wisp.pager.counters import Counters
 from wisp.pager.file_places import FileFinder
 from wisp.pager.host_copies import HostCopies
 from wisp.pager.pager import ExpertPager
@@ -49,14 +47,11 @@ class WorkerPaging:
     """Layers whose stores are full, while others are still to come."""
     stores: list[ExpertStore] = field(default_factory=list)
     """Of all layers, once they are loaded."""
-    counters: Counters | None = None
     kernels: LayerKernels = field(init=False)
     pagers: dict[int, ExpertPager] = field(default_factory=dict)
     """Where the host decides: by the place of the layer."""
     in_graph: InGraphPaging | None = None
     """Where the device decides."""
-    routing: RoutingHistogram | None = None
-    """There too, if asked to `measure`, and once the engine is warm: what steps needed, kept up by the publisher."""
     file_finder: FileFinder = field(default_factory=FileFinder)
     """Of what is being loaded, where experts stay in files."""
     host_copies: HostCopies = field(default_factory=HostCopies)
@@ -65,9 +60,7 @@ class WorkerPaging:
     """Locks one layer's store while others are made and filled. Its thread ends with it."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
-    publisher: "Publisher | None" = None
-    publishing: Lock = field(default_factory=Lock)
-    """Held while counts are read and passed on: what was read later must not be overtaken by what was read before."""
+    counting: Counting = field(init=False)
     modules: list[Any] = field(default_factory=list)
     """Weak references to the paged layers, by place."""
     draft: "WorkerPaging | None" = None
@@ -77,6 +70,7 @@ class WorkerPaging:
 
     def __post_init__(self) -> None:
         self.kernels = LayerKernels(self.vllm_config)
+        self.counting = Counting(self.vllm_config, self.is_draft)
         self.slots = self.settings.expert_slots or int(self.vllm_config.model_config.get_num_experts_per_tok())
 
     def add_layer(self, name: str) -> int:
@@ -100,7 +94,8 @@ class WorkerPaging:
     def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
         """Give a loaded layer its slots, and the kernel that computes from them."""
         device, store = torch.device(layer.moe_config.device), self.stores[place]
-        counters = self._counters_for(place, experts, layer.moe_config)
+        slots, layers = self.slots, len(self.layers)
+        counters = self.counting.counters_for(store, experts, layer.moe_config, slots=slots, layers=layers)
         if place == len(self.modules):
             row = counters.add_layer(self.layers[place], page_locked=store.page_locked)
             assert row == place, "layers are paged in the order in which they were made"
@@ -113,9 +108,7 @@ class WorkerPaging:
             return self.kernels.left_alone(experts, store, device)
         if self.in_graph is None:
             self.in_graph = self._make_in_graph(kind, experts, device)
-            if self.publisher is None:
-                self.publisher = Publisher(self)
-                self.publisher.start()
+            self.counting.start_publisher(self)
         return self.kernels.decided_on_device(experts, self.in_graph, place, layer)
 
     def make_slots(self, slots: int) -> None:
@@ -129,8 +122,7 @@ class WorkerPaging:
         self.slots = slots
         if self.pages_nothing(self.stores[0]) or not self._grow_in_place(slots):
             self._replace_slots()
-        assert self.counters is not None, "there since the first layer was paged"
-        self.counters.set_facts(replace(self.counters.facts, expert_slots=slots))
+        self.counting.set_slots(slots)
 
     def pages_nothing(self, store: ExpertStore) -> bool:
         """Whether every expert has a slot and nobody is to be told of the routing, which only paging follows."""
@@ -149,9 +141,7 @@ class WorkerPaging:
         return True
 
     def _replace_slots(self) -> None:
-        if self.publisher is not None:  # it might hold on to the arena, which would be given back at some later moment
-            self.publisher.stop()
-            self.publisher = None
+        self.counting.stop_publisher()  # it might hold on to the arena, which would be given back at some later moment
         layers = [module() for module in self.modules]
         for layer in layers:
             layer.leave_slots()
@@ -163,18 +153,17 @@ class WorkerPaging:
         for layer in layers:
             layer.take_slots()
 
+    @property
+    def routing(self) -> RoutingHistogram | None:
+        """What steps needed, where that is followed on the device."""
+        return self.counting.routing
+
     def publish(self, *, exactly: bool = False) -> None:
         """Bring the counters up to date with what the device has counted.
 
         `exactly` waits for the device; otherwise the counters may be some steps behind.
         """
-        in_graph = self.in_graph
-        with self.publishing:
-            if exactly and in_graph is not None:
-                in_graph.state.refresh_mirror()
-            if in_graph is not None and self.counters is not None:
-                for row, pager in enumerate(in_graph.pagers[: len(self.counters.layers)]):
-                    self.counters.put(row, **pager.totals())
+        self.counting.publish(self.in_graph, exactly=exactly)
         if self.draft is not None:
             self.draft.publish(exactly=exactly)
 
@@ -198,24 +187,6 @@ class WorkerPaging:
             broken=self.settings.break_expert,
         )
 
-    def _counters_for(self, place: int, experts: Any, moe: Any) -> Counters:
-        """The worker's counters, made at the first call; `moe` is vLLM's configuration of the layer."""
-        if self.counters is None:
-            store = self.stores[place]
-            facts = PoolFacts(
-                num_experts=store.num_experts,
-                expert_slots=self.slots,
-                expert_bytes=store.expert_bytes,
-                kernel=type(experts).__name__,
-                device=torch.device(moe.device).type,
-                expert_ranks=moe.moe_parallel_config.ep_size,
-                engine_ranks=self.vllm_config.parallel_config.world_size,
-            )
-            rank = self.vllm_config.parallel_config.rank
-            path = counter_files.path_for(self.vllm_config.instance_id, rank, draft=self.is_draft)
-            self.counters = Counters(facts, len(self.layers), path)
-        return self.counters
-
     def forget_warm_up(self) -> None:
         """Start cold, with counters at zero.
 
@@ -226,12 +197,6 @@ class WorkerPaging:
             store.check()
         for pager in self.pagers.values():
             pager.reset()
-        with self.publishing:
-            if self.in_graph is not None:
-                self.in_graph.state.reset()
-                # following the ring takes host time of its own
-                self.routing = self.in_graph.routing_histogram() if self.settings.measure else None
-            if self.counters is not None:
-                self.counters.reset()
+        self.counting.reset(self.in_graph, measure=self.settings.measure)
         if self.draft is not None:
             self.draft.forget_warm_up()

@@ -20,7 +20,9 @@ class HasState(Protocol):
 class Published(Protocol):
     """A worker that counts on a device."""
 
-    routing: RoutingHistogram | None
+    @property
+    def routing(self) -> RoutingHistogram | None:
+        """What steps needed, where that is followed."""
 
     @property
     def in_graph(self) -> HasState | None:

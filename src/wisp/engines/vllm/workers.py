@@ -43,7 +43,7 @@ def for_new_layer(vllm_config: "VllmConfig", settings: WispSettings, num_experts
     vLLM loads the draft model once the target is loaded, under a changed copy of the target's configuration at times.
     """
     target = of_engine(vllm_config) or _add(vllm_config, settings)
-    if target.counters is None:  # nothing is loaded yet
+    if target.counting.counters is None:  # nothing is loaded yet
         return target
     if target.draft is None:
         settings = settings.for_draft(num_experts)
