@@ -57,9 +57,9 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._check_method(self._settings)
         self._check_room()
         in_files = settings.backing_store == "checkpoint"
-        self._file_loading = FileLoading(self, self._worker.file_finder) if in_files else None
+        self._file_loading = FileLoading(self, self._worker.loading.file_finder) if in_files else None
         self._store: ExpertStore | None = self._make_store() if self._is_plain and not in_files else None
-        self._loading = nullcontext() if in_files else CopyInBackground(self._worker.host_copies)
+        self._loading = nullcontext() if in_files else CopyInBackground(self._worker.loading.host_copies)
         self._place = self._worker.add_layer(self.layer_name)
         self._is_finished = False
         self._finish_after_loading()
@@ -160,7 +160,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         # the page cache gives way where it is not page-locked
         held = self.local_num_experts if self._settings.backing_store == "memory" or not on_host else 0
         copies = held + on_host * self._worker.slots
-        self._worker.host_room.claim_layer(sum(parameter[0].nbytes for parameter in parameters) * copies)
+        self._worker.loading.host_room.claim_layer(sum(parameter[0].nbytes for parameter in parameters) * copies)
 
     def _make_store(self) -> HostStore:
         """Move the still empty parameters into a backing store, so that loading writes there.
@@ -169,7 +169,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         """
         parameters = expert_parameters(self, self.local_num_experts)
         like = {name: parameter.data for name, parameter in parameters.items()}
-        store = self._empty_store(like, self._worker.page_locking)
+        store = self._empty_store(like, self._worker.loading.page_locking)
         for name, parameter in parameters.items():
             # biases start at zero and stay so where the checkpoint has none
             if parameter.ndim == 2:
@@ -204,7 +204,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
         Unquantised experts stay where they are. Others visit the device, as in stock vLLM, one layer at a time.
         """
-        self._worker.host_copies.wait()
+        self._worker.loading.host_copies.wait()
         if self._file_loading is not None:
             store = self._file_loading.finish(finish_loading, self._settings.page_lock)
             self._file_loading, self._store = None, store

@@ -6,24 +6,21 @@ once a budget has been divided, `publish` brings the counters up to date, `forge
 
 import gc
 import weakref
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from wisp.engines.vllm.counting import Counting
-from wisp.engines.vllm.host_memory.host_room import HostRoom
 from wisp.engines.vllm.in_graph_paging import InGraphPaging
 from wisp.engines.vllm.kernels.base import KernelKind, needs_planar_arena
 from wisp.engines.vllm.kernels.broken_pool import BrokenPool
 from wisp.engines.vllm.kernels.layer_kernels import LayerKernels, PagedLayer
 from wisp.engines.vllm.layer_checks import check_in_graph, check_on_host
+from wisp.engines.vllm.loading.model_loading import ModelLoading
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.counters import Counters
-from wisp.pager.file_places import FileFinder
-from wisp.pager.host_copies import HostCopies
 from wisp.pager.pager import ExpertPager
 from wisp.pager.pool import SlotPool
 from wisp.pager.routing_histogram import RoutingHistogram
@@ -41,37 +38,30 @@ class WorkerPaging:
 
     settings: WispSettings
     vllm_config: "VllmConfig"
-    host_room: HostRoom
+    loading: ModelLoading
     layers: list[str] = field(default_factory=list)
-    loaded: list[Any] = field(default_factory=list)
-    """Layers whose stores are full, while others are still to come."""
+    """Their names."""
     stores: list[ExpertStore] = field(default_factory=list)
     """Of all layers, once they are loaded."""
-    kernels: LayerKernels = field(init=False)
+    modules: list[Any] = field(default_factory=list)
+    """Weak references to the layers themselves, which own their worker, once they are paged."""
+    slots: int = field(init=False)
+    """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     pagers: dict[int, ExpertPager] = field(default_factory=dict)
     """Where the host decides: by the place of the layer."""
     in_graph: InGraphPaging | None = None
     """Where the device decides."""
-    file_finder: FileFinder = field(default_factory=FileFinder)
-    """Of what is being loaded, where experts stay in files."""
-    host_copies: HostCopies = field(default_factory=HostCopies)
-    """Of what is being loaded, where they do not."""
-    page_locking: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "wisp-page-lock"))
-    """Locks one layer's store while others are made and filled. Its thread ends with it."""
-    slots: int = field(init=False)
-    """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
+    kernels: LayerKernels = field(init=False)
     counting: Counting = field(init=False)
-    modules: list[Any] = field(default_factory=list)
-    """Weak references to the paged layers, by place."""
     draft: "WorkerPaging | None" = None
     """Of the draft model's layers, if it has experts: nothing is shared with them, since they run in steps of their
     own between the target's."""
     is_draft: bool = False
 
     def __post_init__(self) -> None:
+        self.slots = self.settings.expert_slots or int(self.vllm_config.model_config.get_num_experts_per_tok())
         self.kernels = LayerKernels(self.vllm_config)
         self.counting = Counting(self.vllm_config, self.is_draft)
-        self.slots = self.settings.expert_slots or int(self.vllm_config.model_config.get_num_experts_per_tok())
 
     def add_layer(self, name: str) -> int:
         """Take up one more layer, before it is loaded; returns its place among them."""
@@ -83,10 +73,9 @@ class WorkerPaging:
 
         All stores have to be there: a kernel that reads them over the link finds them by their distance.
         """
-        self.loaded.append(layer)
-        if len(self.loaded) < len(self.layers):
+        layers = self.loading.finish(layer, len(self.layers))
+        if not layers:
             return
-        layers, self.loaded, self.file_finder = self.loaded, [], FileFinder()
         self.stores = [each.store for each in layers]
         for each in layers:
             each.take_slots()
@@ -94,8 +83,9 @@ class WorkerPaging:
     def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
         """Give a loaded layer its slots, and the kernel that computes from them."""
         device, store = torch.device(layer.moe_config.device), self.stores[place]
-        slots, layers = self.slots, len(self.layers)
-        counters = self.counting.counters_for(store, experts, layer.moe_config, slots=slots, layers=layers)
+        counters = self.counting.counters_for(
+            store, experts, layer.moe_config, slots=self.slots, layers=len(self.layers)
+        )
         if place == len(self.modules):
             row = counters.add_layer(self.layers[place], page_locked=store.page_locked)
             assert row == place, "layers are paged in the order in which they were made"

@@ -13,6 +13,7 @@ from wisp.engines.vllm import failure
 from wisp.engines.vllm.budget.start_plan import kv_bytes_at_start
 from wisp.engines.vllm.budget.start_room import requested_bytes
 from wisp.engines.vllm.host_memory.host_room import HostRoom
+from wisp.engines.vllm.loading.model_loading import ModelLoading
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.patches import available_memory, loaded_model, requested_memory, warm_up, whole_weights
 from wisp.engines.vllm.ranks import any_rank
@@ -47,14 +48,14 @@ def for_new_layer(vllm_config: "VllmConfig", settings: WispSettings, num_experts
         return target
     if target.draft is None:
         settings = settings.for_draft(num_experts)
-        room = HostRoom(target.vllm_config, settings, is_draft=True)
-        target.draft = WorkerPaging(settings, target.vllm_config, room, is_draft=True)
+        loading = ModelLoading(HostRoom(target.vllm_config, settings, is_draft=True))
+        target.draft = WorkerPaging(settings, target.vllm_config, loading, is_draft=True)
     return target.draft
 
 
 def _add(vllm_config: "VllmConfig", settings: WispSettings) -> WorkerPaging:
-    room = HostRoom(vllm_config, settings, is_draft=False)
-    worker = _workers[_key(vllm_config)] = WorkerPaging(settings, vllm_config, room)
+    loading = ModelLoading(HostRoom(vllm_config, settings, is_draft=False))
+    worker = _workers[_key(vllm_config)] = WorkerPaging(settings, vllm_config, loading)
     warm_up.install(_forget_warm_up)
     available_memory.install(_available_memory)
     whole_weights.install(lambda vllm_worker: of_engine(vllm_worker.vllm_config) is not None)

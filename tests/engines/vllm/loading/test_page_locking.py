@@ -35,11 +35,11 @@ def layer():
     layer.local_num_experts, layer.layer_name = 4, "model.layers.0.mlp.experts"
     layer._settings = WispSettings(expert_slots=2)
     layer.moe_config = SimpleNamespace(device="cuda")
-    layer._worker = SimpleNamespace(page_locking=ThreadPoolExecutor(1))
+    layer._worker = SimpleNamespace(loading=SimpleNamespace(page_locking=ThreadPoolExecutor(1)))
     for name, shape in (("w13_weight", (4, 8, 16)), ("w2_weight", (4, 16, 4))):
         layer.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
     yield layer
-    layer._worker.page_locking.shutdown()
+    layer._worker.loading.page_locking.shutdown()
 
 
 def test_a_layer_is_filled_before_its_store_is_locked(runtime, layer):
