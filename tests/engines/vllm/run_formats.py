@@ -33,9 +33,9 @@ from vllm.model_executor.model_loader import get_model
 from vllm.v1.worker.workspace import init_workspace_manager
 
 from wisp.engines.vllm import formats
-from wisp.engines.vllm import layer as paged_layer
 from wisp.engines.vllm.kernels.layer_kernels import LayerKernels
 from wisp.engines.vllm.layer import PagedRoutedExperts
+from wisp.engines.vllm.loading import memory_loading
 from wisp.engines.vllm.paging import WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.layerwise import LayerRecorder
@@ -60,7 +60,7 @@ def main(cases: str, results: str) -> None:
     stand_ins.install()
     WispSettings.decides_on_device = lambda *_: True
     WispSettings.check_model = lambda *_, **__: None  # what it says of a CPU's kernels does not hold here
-    paged_layer.check_store = lambda *_, **__: None  # nothing is page-locked on a CPU, and nothing has to be
+    memory_loading.check_store = lambda *_, **__: None  # nothing is page-locked on a CPU, and nothing has to be
     # on a CPU vLLM would take AWQ for something else
     AutoAWQConfig.override_quantization_method = classmethod(
         lambda cls, found, *_, **__: cls.get_name() if found["quant_method"] == "awq" else None

@@ -2,15 +2,14 @@
 
 The life of a layer: `__init__` creates its tensors in host memory, vLLM loads the checkpoint into them,
 `_finish` has vLLM give them the layout of its kernel and takes them into a backing store, `page` puts slots in their
-place once all layers of the model are there, and from then on the engine's kernel is fed by a pager. Experts that stay
-in the checkpoint's files are not loaded but noted (`loading/file_loading.py`).
+place once all layers of the model are there, and from then on the engine's kernel is fed by a pager. How experts get
+into memory, or stay in the checkpoint's files, is told in `loading/memory_loading.py` and `loading/file_loading.py`.
 """
 
 import functools
 import types
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Executor
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -24,15 +23,15 @@ from wisp.engines.vllm import failure, workers
 from wisp.engines.vllm.checks import check_engine
 from wisp.engines.vllm.formats import format_of
 from wisp.engines.vllm.kernels.base import KINDS
-from wisp.engines.vllm.layer_checks import check_store
 from wisp.engines.vllm.loading.background_loading import CopyInBackground
-from wisp.engines.vllm.loading.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
+from wisp.engines.vllm.loading.expert_tensors import ExpertTensors, expert_parameters
 from wisp.engines.vllm.loading.file_loading import FileLoading
+from wisp.engines.vllm.loading.memory_loading import MemoryLoading
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import UnsupportedError
 from wisp.pager.device import DevicePager
 from wisp.pager.pager import ExpertPager
-from wisp.pager.store import ExpertStore, HostStore
+from wisp.pager.store import ExpertStore
 
 _NO_RELOADING = "weights cannot be reloaded into a paged engine yet; start a new one instead"
 
@@ -56,10 +55,10 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         self._settings = self._worker.settings
         self._check_method(self._settings)
         self._check_room()
+        self._loading: FileLoading | MemoryLoading | None = self._begin_loading()
         in_files = settings.backing_store == "checkpoint"
-        self._file_loading = FileLoading(self, self._worker.loading.file_finder) if in_files else None
-        self._store: ExpertStore | None = self._make_store() if self._is_plain and not in_files else None
-        self._loading = nullcontext() if in_files else CopyInBackground(self._worker.loading.host_copies)
+        self._copying = nullcontext() if in_files else CopyInBackground(self._worker.loading.host_copies)
+        self._store: ExpertStore | None = None
         self._place = self._worker.add_layer(self.layer_name)
         self._is_finished = False
         self._finish_after_loading()
@@ -105,7 +104,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     @functools.wraps(RoutedExperts.weight_loader)  # vLLM looks at its parameters
     def weight_loader(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM, but what it copies in host memory is copied in the background, and there once all is loaded."""
-        with self._loading:
+        with self._copying:
             return super().weight_loader(*args, **kwargs)
 
     def forward_modular(
@@ -162,28 +161,12 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         copies = held + on_host * self._worker.slots
         self._worker.loading.host_room.claim_layer(sum(parameter[0].nbytes for parameter in parameters) * copies)
 
-    def _make_store(self) -> HostStore:
-        """Move the still empty parameters into a backing store, so that loading writes there.
-
-        It is page-locked meanwhile, by another thread.
-        """
-        parameters = expert_parameters(self, self.local_num_experts)
-        like = {name: parameter.data for name, parameter in parameters.items()}
-        store = self._empty_store(like, self._worker.loading.page_locking)
-        for name, parameter in parameters.items():
-            # biases start at zero and stay so where the checkpoint has none
-            if parameter.ndim == 2:
-                store.tensors[name].copy_(parameter.data)
-            parameter.data = store.tensors[name]
-        return store
-
-    def _empty_store(self, like: dict[str, torch.Tensor], background: Executor | None = None) -> HostStore:
-        device, page_lock = self.moe_config.device, self._settings.page_lock
-        return HostStore(like, page_lock=page_lock, device=device, background=background)
-
-    def _check_store(self, store: ExpertStore) -> None:
-        on_device = self._settings.decides_on_device(torch.device(self.moe_config.device).type)
-        check_store(self.layer_name, store, on_device=on_device)
+    def _begin_loading(self) -> FileLoading | MemoryLoading:
+        """Take the still empty parameters to where the checkpoint is to be loaded."""
+        loading = self._worker.loading
+        if self._settings.backing_store == "checkpoint":
+            return FileLoading(self, self._settings, loading.file_finder)
+        return MemoryLoading(self, self._settings, self._kind, loading.page_locking, is_plain=self._is_plain)
 
     def _finish_after_loading(self) -> None:
         """Have vLLM finish the loaded weights, and take them over then."""
@@ -200,56 +183,13 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
 
     @failure.handed_over()
     def _finish(self, finish_loading: Callable[[nn.Module], None]) -> None:
-        """Let the method lay out the experts for its kernel, and bring them into the backing store.
-
-        Unquantised experts stay where they are. Others visit the device, as in stock vLLM, one layer at a time.
-        """
+        """Let the method lay out the experts for its kernel, bring them into the backing store, and have them paged."""
         self._worker.loading.host_copies.wait()
-        if self._file_loading is not None:
-            store = self._file_loading.finish(finish_loading, self._settings.page_lock)
-            self._file_loading, self._store = None, store
-            self._check_store(store)
-            self._tensors = ExpertTensors(self, self.quant_method, self.local_num_experts)
-            self._tensors.release()
-        else:
-            self._finish_in_memory(finish_loading)
+        assert self._loading is not None, "a layer is loaded once"
+        self._store, self._tensors = self._loading.finish(finish_loading)
+        self._loading = None
         self._is_finished = True
         self._worker.finish(self)
-
-    def _finish_in_memory(self, finish_loading: Callable[[nn.Module], None]) -> None:
-        if not self._is_plain:
-            for parameter in self.parameters(recurse=False):
-                parameter.data = parameter.data.to(self.moe_config.device)
-        with self._stand_ins() if self._is_plain and self._kind.takes_strides else nullcontext():
-            finish_loading(self)
-        self._tensors = ExpertTensors(self, self.quant_method, self.local_num_experts)
-        self._store = self._taken_over()
-        self._tensors.release()
-
-    @contextmanager
-    def _stand_ins(self) -> Iterator[None]:
-        """Within, the weights are of one expert: vLLM sets up its kernel without copying what it need not.
-
-        Biases stay, since the kernel takes them from the layer once and for all; that is how they are found later.
-        """
-        for name in WEIGHTS:
-            parameter = getattr(self, name)
-            parameter.data = torch.empty_like(parameter.data[:1])
-        yield
-        assert isinstance(self._store, HostStore)
-        for name, tensor in self._store.tensors.items():
-            getattr(self, name).data = tensor
-
-    def _taken_over(self) -> HostStore:
-        """The store, with what the method has laid out; a new one where it is not the one that was loaded."""
-        tensors, store = self._tensors.tensors, self._store
-        if not isinstance(store, HostStore) or {name: each.shape for name, each in tensors.items()} != {
-            name: each.shape for name, each in store.tensors.items()
-        }:
-            store = self._empty_store(tensors)
-        self._check_store(store)
-        _fill(store, tensors)
-        return store
 
     def take_slots(self) -> None:
         """Compute from the worker's slots from now on."""
@@ -262,17 +202,6 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         """Hold on to no slot, so that they can be made anew; `take_slots` has to follow."""
         del self.quant_method.moe_kernel.fused_experts.apply
         self._tensors.release()
-
-
-def _fill(store: HostStore, tensors: dict[str, torch.Tensor]) -> None:
-    """Copy the experts into the store; from a device in one piece, which is laid out there."""
-    device = next(iter(tensors.values())).device
-    rows = store.rows if device.type == "cpu" else torch.zeros_like(store.rows, device=device)
-    for name, place in store.layout.views(rows).items():
-        if place.data_ptr() != tensors[name].data_ptr():
-            place.copy_(tensors[name])
-    if rows is not store.rows:
-        store.rows.copy_(rows)
 
 
 @torch.library.custom_op("wisp::paged_experts", mutates_args=())

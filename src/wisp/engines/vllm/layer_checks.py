@@ -3,20 +3,24 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from wisp.engines.vllm.kernels.base import MARLIN_KIND, KernelKind, scales_steps
+from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import HostMemoryError, UnsupportedError
 from wisp.pager.arena import WORD_BYTES
 from wisp.pager.store import ExpertStore
 
 
-def check_store(name: str, store: ExpertStore, *, on_device: bool) -> None:
-    """Raise `HostMemoryError` for a store that a graph cannot read; `on_device` says where paging is decided."""
+def check_store(layer: Any, store: ExpertStore, settings: WispSettings) -> None:
+    """Raise `HostMemoryError` for a layer's store that a graph has to read and cannot."""
+    on_device = settings.decides_on_device(torch.device(layer.moe_config.device).type)
     if on_device and not store.page_locked:
         raise HostMemoryError(
-            f"the experts of {name} could not be page-locked, and a CUDA graph can read only page-locked memory "
-            f"of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and add "
-            f"--enforce-eager, unless the experts are computed by Marlin or by scales of a whole step, which need the "
-            f"device"
+            f"the experts of {layer.layer_name} could not be page-locked, and a CUDA graph can read only page-locked "
+            f"memory of the host; raise the limit on locked memory (ulimit -l unlimited), or set decide to host and "
+            f"add --enforce-eager, unless the experts are computed by Marlin or by scales of a whole step, which need "
+            f"the device"
         )
 
 

@@ -9,9 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from wisp.engines.vllm.layer import PagedRoutedExperts
+from wisp.engines.vllm.kernels.base import TRITON_KIND
+from wisp.engines.vllm.layer_checks import check_store
+from wisp.engines.vllm.loading.memory_loading import MemoryLoading
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import HostMemoryError
+
+SETTINGS = WispSettings(expert_slots=2)
 
 
 @pytest.fixture
@@ -29,34 +33,35 @@ def runtime(monkeypatch):
 
 @pytest.fixture
 def layer():
-    """As far as `_make_store` looks."""
-    layer = PagedRoutedExperts.__new__(PagedRoutedExperts)
-    nn.Module.__init__(layer)
+    """As far as `MemoryLoading` looks while its experts are to be loaded."""
+    layer = nn.Module()
     layer.local_num_experts, layer.layer_name = 4, "model.layers.0.mlp.experts"
-    layer._settings = WispSettings(expert_slots=2)
     layer.moe_config = SimpleNamespace(device="cuda")
-    layer._worker = SimpleNamespace(loading=SimpleNamespace(page_locking=ThreadPoolExecutor(1)))
     for name, shape in (("w13_weight", (4, 8, 16)), ("w2_weight", (4, 16, 4))):
         layer.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
-    yield layer
-    layer._worker.loading.page_locking.shutdown()
+    return layer
 
 
-def test_a_layer_is_filled_before_its_store_is_locked(runtime, layer):
-    store = layer._make_store()  # comes back
+@pytest.fixture
+def store(runtime, layer):
+    """Which is being locked."""
+    with ThreadPoolExecutor(1) as page_locking:
+        yield MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True).store
+
+
+def test_a_layer_is_filled_before_its_store_is_locked(runtime, layer, store):
     for number, parameter in enumerate(layer.parameters()):
         parameter.data.fill_(number + 1)
     assert not runtime.may.is_set()
     runtime.may.set()
-    layer._check_store(store)
+    check_store(layer, store, SETTINGS)
     assert store.page_locked
     assert (store.tensors["w13_weight"] == 1).all()
     assert (store.tensors["w2_weight"] == 2).all()
 
 
-def test_a_refusal_is_told_when_the_layer_is_finished(runtime, layer):
+def test_a_refusal_is_told_when_the_layer_is_finished(runtime, layer, store):
     runtime.failure = 2
-    store = layer._make_store()
     runtime.may.set()
     with pytest.raises(HostMemoryError, match="could not be page-locked"):
-        layer._check_store(store)
+        check_store(layer, store, SETTINGS)
