@@ -1,7 +1,8 @@
-"""What the paged layers of one worker share: how many slots each has, the arena where the device decides, counters.
+"""What the paged layers of one worker share: how many slots each has, and who decides on them.
 
-`finish` takes the layers as they are loaded, `page` gives each what it computes with, `make_slots` changes their number
-once a budget has been divided, `publish` brings the counters up to date, `forget_warm_up` starts cold.
+In the order of a start: `add_layer` takes a layer as it is made, `finish` once it is loaded, `page` gives it slots and
+a kernel, `make_slots` changes the number of slots once a budget has been divided, and `forget_warm_up` starts cold.
+Then steps run, each from a layer's kernel, and `publish` brings their counts up to date.
 """
 
 import gc
@@ -101,6 +102,26 @@ class WorkerPaging:
             self.counting.start_publisher(self)
         return self.kernels.decided_on_device(experts, self.in_graph, place, layer)
 
+    def _make_pager(self, place: int, counters: Counters, device: torch.device) -> ExpertPager:
+        """One layer's slots, and who is in them."""
+        store = self.stores[place]
+        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
+        residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
+        return ExpertPager(residents, store, pool, counters, layer=place)
+
+    def _make_in_graph(self, kind: KernelKind, experts: Any, device: torch.device) -> InGraphPaging:
+        """The slots of all layers, as long as the first one's kernel, `experts`, stands for those of all."""
+        check_in_graph(self.stores, kind, experts, is_draft=self.is_draft)
+        torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
+        return InGraphPaging(
+            self.stores,
+            self.slots,
+            device,
+            planar=needs_planar_arena(kind, experts, self.stores[0]),
+            most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
+            broken=self.settings.break_expert,
+        )
+
     def make_slots(self, slots: int) -> None:
         """Give every layer so many slots; where the device decides they stay where they are, if its memory can grow.
 
@@ -143,40 +164,6 @@ class WorkerPaging:
         for layer in layers:
             layer.take_slots()
 
-    @property
-    def routing(self) -> RoutingHistogram | None:
-        """What steps needed, where that is followed on the device."""
-        return self.counting.routing
-
-    def publish(self, *, exactly: bool = False) -> None:
-        """Bring the counters up to date with what the device has counted.
-
-        `exactly` waits for the device; otherwise the counters may be some steps behind.
-        """
-        self.counting.publish(self.in_graph, exactly=exactly)
-        if self.draft is not None:
-            self.draft.publish(exactly=exactly)
-
-    def _make_pager(self, place: int, counters: Counters, device: torch.device) -> ExpertPager:
-        """One layer's slots, and who is in them."""
-        store = self.stores[place]
-        pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
-        residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
-        return ExpertPager(residents, store, pool, counters, layer=place)
-
-    def _make_in_graph(self, kind: KernelKind, experts: Any, device: torch.device) -> InGraphPaging:
-        """The slots of all layers, as long as the first one's kernel, `experts`, stands for those of all."""
-        check_in_graph(self.stores, kind, experts, is_draft=self.is_draft)
-        torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
-        return InGraphPaging(
-            self.stores,
-            self.slots,
-            device,
-            planar=needs_planar_arena(kind, experts, self.stores[0]),
-            most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
-            broken=self.settings.break_expert,
-        )
-
     def forget_warm_up(self) -> None:
         """Start cold, with counters at zero.
 
@@ -190,3 +177,17 @@ class WorkerPaging:
         self.counting.reset(self.in_graph, measure=self.settings.measure)
         if self.draft is not None:
             self.draft.forget_warm_up()
+
+    @property
+    def routing(self) -> RoutingHistogram | None:
+        """What steps needed, where that is followed on the device."""
+        return self.counting.routing
+
+    def publish(self, *, exactly: bool = False) -> None:
+        """Bring the counters up to date with what the device has counted.
+
+        `exactly` waits for the device; otherwise the counters may be some steps behind.
+        """
+        self.counting.publish(self.in_graph, exactly=exactly)
+        if self.draft is not None:
+            self.draft.publish(exactly=exactly)
