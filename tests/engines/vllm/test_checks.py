@@ -89,6 +89,27 @@ def test_quantised_experts_are_no_files_of_the_kernel_s(config, monkeypatch):
         checks.check_engine(config, settings)
 
 
+@pytest.mark.parametrize("quantization", [None, "fp8"])
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"policy": "lfru"}, "use policy lru with decide set to auto"),
+        ({"page_lock": "off"}, "set it to auto"),
+    ],
+)
+def test_on_a_gpu_the_host_is_a_remedy_only_for_kernels_that_it_surely_feeds(
+    config, monkeypatch, settings, told, quantization
+):
+    gpu = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True, device_type="cuda", device_name="cuda")
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu)
+    monkeypatch.setattr(config.model_config, "enforce_eager", False)
+    monkeypatch.setattr(config.model_config, "quantization", quantization)
+    with pytest.raises((ConfigError, UnsupportedError)) as refused:
+        checks.check_engine(config, WispSettings(5, **settings))
+    assert told in str(refused.value)
+    assert ("--enforce-eager" in str(refused.value)) == (quantization is None)
+
+
 def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):
     with pytest.raises(ConfigError, match=r"with --pipeline-parallel-size .* set the split by hand with expert_slots"):
         make_config(moe, additional_config={"wisp": {"gpu_memory": "1GiB"}}, pipeline_parallel_size=2)

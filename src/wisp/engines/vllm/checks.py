@@ -56,15 +56,18 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
             f"paging was tried on CPUs and NVIDIA GPUs only, not on {current_platform.device_name}; serve without wisp"
         )
     on_device = settings.decides_on_device(current_platform.device_type)
+    may_need_device = model.quantization is not None  # which of its kernels vLLM will choose is not known yet
     if current_platform.is_cuda() and not model.enforce_eager and not on_device:
+        on_host = "" if may_need_device else ", or add --enforce-eager"
         raise UnsupportedError(
-            f"policy {settings.policy} is decided on the host, which CUDA graphs cannot hold; add --enforce-eager, "
-            f"or use policy lru with decide set to auto"
+            f"policy {settings.policy} is decided on the host, which CUDA graphs cannot hold; use policy lru with "
+            f"decide set to auto{on_host}"
         )
     if settings.page_lock == "off" and on_device:
+        on_host = "" if may_need_device else ", or decide to host with --enforce-eager"
         raise ConfigError(
-            "page_lock is set to off, but what is decided on the device reads page-locked memory; set it to auto, or "
-            "decide to host with --enforce-eager"
+            f"page_lock is set to off, but what is decided on the device reads page-locked memory; set it to auto"
+            f"{on_host}"
         )
     if settings.page_lock == "require" and not current_platform.is_cuda():
         raise ConfigError(
