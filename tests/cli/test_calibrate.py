@@ -44,7 +44,8 @@ def test_a_model_that_is_not_here_is_refused(refused):
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_what_is_measured_is_kept_as_of_this_kind_of_device(checkpoint, tmp_path, monkeypatch):
-    pytest.importorskip("vllm")
+    envs = pytest.importorskip("vllm.envs")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", envs.VLLM_CACHE_ROOT)  # without it vLLM looks at the model anew, for 10 s
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("TORCHDYNAMO_DISABLE", "1")

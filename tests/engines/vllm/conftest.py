@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from workload import EAGER, POLICIES, SLOTS, make_crowded_request, make_request
 HERE = Path(__file__).parent
 ENGINE_SCRIPTS = ("run_engines.py", "run_two_engines.py", "test_integrity.py")
 """Those that start engines; the others run vLLM's kernels for a GPU on stand-ins."""
+IMPORTS = {True: ("vllm.entrypoints.llm", "models_looked_at_here"), False: ("stand_ins", "models_looked_at_here")}
+"""Whether a script starts engines -> what it is forked with."""
 
 Engines = Callable[..., dict[str, Any]]
 
@@ -23,11 +26,11 @@ Engines = Callable[..., dict[str, Any]]
 class Forks:
     """Scripts that share an environment and what they import; see forks.py."""
 
-    def __init__(self, modules: str, environment: dict[str, str], log: Path) -> None:
+    def __init__(self, modules: tuple[str, ...], environment: dict[str, str], log: Path) -> None:
         self._log = log
         with log.open("w") as output:
             self._process = subprocess.Popen(
-                [sys.executable, str(HERE / "forks.py"), modules],
+                [sys.executable, str(HERE / "forks.py"), *modules],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
@@ -60,6 +63,13 @@ class Forks:
         return self._process.poll() is None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _models_are_looked_at_here() -> None:
+    """Where tests have vLLM in this process, and make its configurations."""
+    if "vllm" in sys.modules:
+        runpy.run_path(str(HERE / "models_looked_at_here.py"))
+
+
 @pytest.fixture(scope="session")
 def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
     """`run_script(script, *arguments, **environment)`: what the script writes to the file that is its last argument."""
@@ -68,7 +78,7 @@ def run_script(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
     def run_script(script: str, *arguments: object, **environment: str) -> Any:
         folder = tmp_path_factory.mktemp("run")
         result, log = folder / "result.json", folder / "log"
-        modules = "vllm.entrypoints.llm" if script in ENGINE_SCRIPTS else "stand_ins"
+        modules = IMPORTS[script in ENGINE_SCRIPTS]
         at_import = {name: value for name, value in environment.items() if not name.startswith("VLLM_")}
         key = json.dumps([modules, at_import])
         if key not in forks or not forks[key].is_running:
