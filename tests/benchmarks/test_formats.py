@@ -99,6 +99,6 @@ def test_an_engine_runs_in_a_process_forked_from_one_that_has_imported_vllm(run,
     forked = run.forked
     forked.prepare()
     log = tmp_path / "log"
-    assert forked.run(tmp_path / "no request", log, {}, 60) == 1
+    assert forked.run(tmp_path / "no request", log, {}, 500) == 1
     assert "no request" in log.read_text()
     assert forked.run(tmp_path / "no request", log, {}, 0) is None
