@@ -115,7 +115,7 @@ def replay(
     layers = Layers(experts, slots, tensors, planar=planar, folder=folder)
     residents = [ResidentSet(experts, slots, make_policy("lru")) for _ in range(LAYERS)]
     wrong: list[str] = []
-    faults, evictions, direct = [0] * LAYERS, [0] * LAYERS, 0
+    faults, evictions, direct, over = [0] * LAYERS, [0] * LAYERS, 0, 0
     reader, needed, read = layers.state.routing(), [[] for _ in range(LAYERS)], []
     online = RoutingHistogram(layers.state.routing(), LAYERS, experts, half_life_steps=8)
     for step in range(steps):
@@ -149,6 +149,11 @@ def replay(
                     wrong.append(f"step {step}, layer {layer}: bytes of expert {expert}")
             if pager.rows_of(ids.flatten()).tolist() != rows.tolist():
                 wrong.append(f"step {step}, layer {layer}: rows of blocks")
+            staging_rows = layers.arena.shape.staging_rows
+            passing = {expert for expert in plan.direct if layers.state.row_of[layer, expert] < staging_rows}
+            if len(passing) != min(len(plan.direct), staging_rows):
+                wrong.append(f"step {step}, layer {layer}: {len(passing)} of {len(plan.direct)} in overflow rows")
+            over += len(passing)
             others = set(range(experts)) - set(resident.slot_of) - set(plan.direct)
             homes = layers.state.home_row_of[layer]
             if any(layers.state.row_of[layer, expert] != homes[expert] for expert in others):
@@ -169,6 +174,7 @@ def replay(
         "routing": RoutingTrace(np.concatenate(read, axis=1), experts) == recorded,
         "curves": all(map(same_curve, online.curves(), offline.curves())),
         "direct": direct,
+        "over": over,
         "contiguous": all(tensor.is_contiguous() for tensor in layers.arena.tensors.values()),
         "faults": [faults, [total["faults"] for total in totals]],
         "evictions": [evictions, [total["evictions"] for total in totals]],

@@ -37,6 +37,16 @@ def test_steps_wider_than_the_slots_occur(report):
     assert [replay["direct"] > 0 for replay in report["replays"]] == [False, False, True, False, True, True, True]
 
 
+def test_what_finds_no_slot_is_copied_as_far_as_there_are_rows(reports):
+    found = {
+        name: [sum(replay[key] for replay in reports[name]["replays"]) for key in ("over", "direct")]
+        for name in ("interleaved", "planar", "in files")
+    }
+    assert 0 < found["interleaved"][0] < found["interleaved"][1], "the rest is read where it lies"
+    for name in ("planar", "in files"):
+        assert found[name][0] == found[name][1]
+
+
 def test_faults_and_evictions_are_those_of_the_host(report, request):
     steps = 12 if request.node.callspec.params["report"] == "interleaved" else 6
     for replay in report["replays"]:

@@ -20,7 +20,8 @@ state = {"slot_of": "*i32", "last_used": "*i64", "fields": "*i64", "mirror": "*i
 state |= {"ring": "*i32", "num_experts": "i32"}
 arguments = {
     "ids": "*i32", "count": "i32", "choice_rows": "*i64", "row_of": "*i64", "source": "*i32", "arena": "*i32",
-    "segments": "*i64", "loaded": "*i64", "first_row": "i32", "row_stride": "i32", "direct_row": "i64", **state,
+    "segments": "*i64", "loaded": "*i64", "first_row": "i32", "row_stride": "i32", "direct_row": "i64",
+    "overflow_rows": "i32", **state,
 }
 touch = {"needed_flags": "*i32", "moved": "i32", "waves": "i32", **state}
 tails = {"loaded": "*i64", "store": "*i32", "arena": "*i32"}

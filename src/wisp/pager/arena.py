@@ -19,8 +19,7 @@ WORD_BYTES = 4
 class ArenaShape:
     """`staging_rows` through which experts pass, then `slots` experts of each of `layers` layers.
 
-    What passes are the experts of a stream and, where no kernel reaches them in the store, those of a step that find no
-    slot (its overflow).
+    What passes are the experts of a stream, and those of a step that find no slot (its overflow).
     """
 
     layers: int

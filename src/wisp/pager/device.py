@@ -67,8 +67,8 @@ class DevicePager:
     def page(self, topk_ids: torch.Tensor) -> torch.Tensor:
         """Make the experts of `topk_ids` [tokens, k] resident, as many as there are slots; no synchronisation.
 
-        Returns int64 [tokens * k]: the arena row of each choice. An expert beyond the slots has a row of the store,
-        where the arena does not reach it an overflow row, which is its own until the next step of any layer.
+        Returns int64 [tokens * k]: the arena row of each choice. An expert beyond the slots has an overflow row,
+        its own until the next step of any layer; beyond these it has its row of the store, if the arena reaches it.
 
         Raises:
             WorkingSetTooLargeError: the step could need more experts than slots and overflow rows have room for.
@@ -115,6 +115,7 @@ class DevicePager:
             shape.slot_row(self.layer, 0),
             shape.layers,
             self._direct_row,
+            shape.staging_rows,
             self.num_experts,
             CHUNK=max(LEAST_CHUNK, min(MOST_CHUNK, triton.next_power_of_2(ids.numel()))),
             EXPERTS=self._padded,

@@ -12,8 +12,11 @@ A row is an index into the arena in units of one expert. Where the experts of th
 engine's kernel can read an expert where it lies. Otherwise an expert is copied in pieces, its segments: from addresses
 `sources`, int64 [experts, SEGMENTS], to where `segments` says, int64 [SEGMENTS, 3]: words, the address in row 0, and
 the bytes from one row to the next. All are multiples of 4 bytes. So are filled a planar arena, in which every tensor is
-a region of its own, and any arena from a store whose experts are no rows. What a step needs beyond the slots is then
-copied to overflow rows, the arena's first, which the next layer's step may overwrite.
+a region of its own, and any arena from a store whose experts are no rows.
+
+What a step needs beyond the slots is copied to overflow rows, the arena's first, which the next layer's step may
+overwrite: an engine's kernel reads many experts over the link at 40 GB/s, where these copies make 51. Only what they
+have no room for is read where it lies.
 """
 
 import triton
@@ -44,6 +47,7 @@ def decide_and_gather(
     first_row,
     row_stride,
     direct_row,
+    overflow_rows,
     num_experts,
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -59,8 +63,9 @@ def decide_and_gather(
 
     `source` is the store's rows, int32 [experts, ROW_WORDS], and `arena` [rows, ROW_WORDS] is int32 too; with SEGMENTS
     they are the `sources`, and nothing, for `segments` says all. Slot s of the layer is row first_row + s * row_stride.
-    Missing experts, ascending, get the free slots, then victims' slots. Those beyond the slots stay in the store, where
-    expert e is row direct_row + e, or get the overflow rows from 0 up. choice_rows[i] = row of expert ids[i].
+    Missing experts, ascending, get the free slots, then victims' slots, then the `overflow_rows` from row 0 up. Those
+    beyond stay in the store, where expert e is row direct_row + e: with SEGMENTS there are none.
+    choice_rows[i] = row of expert ids[i].
     Of a row only the first HEAD_WORDS or HEAD_SEGMENTS are copied; `loaded` (int64 [1 + 2 * experts]) then says for
     `gather_tails` or `gather_tail_segments` how many experts were copied, and of each itself and the row of the arena.
     `mirror` (host memory) gets a copy of `fields`, for the host to read at any time: after a load, and every so often
@@ -113,6 +118,7 @@ def decide_and_gather(
             first_row,
             row_stride,
             direct_row,
+            overflow_rows,
             num_experts,
             CHUNK,
             EXPERTS,
@@ -129,9 +135,10 @@ def decide_and_gather(
         count_step(fields, mirror, step % MIRROR_EVERY == 0, before, size_of(bits), 0, 0, 0, 1)
         if LEAVES_TAILS:
             tl.store(loaded, tl.zeros([], tl.int64))
-        if SEGMENTS > 0:  # the overflow of the step before has gone
-            rows = tl.where(slot >= 0, first_row + slot.to(tl.int64) * row_stride, -1)
-            tl.store(row_of + expert, rows, mask=expert < num_experts)
+        # the overflow of the step before has gone
+        home = -1 if SEGMENTS > 0 else direct_row + expert.to(tl.int64)
+        rows = tl.where(slot >= 0, first_row + slot.to(tl.int64) * row_stride, home)
+        tl.store(row_of + expert, rows, mask=expert < num_experts)
 
 
 @triton.jit
@@ -155,6 +162,7 @@ def _load(
     first_row,
     row_stride,
     direct_row,
+    overflow_rows,
     num_experts,
     CHUNK: tl.constexpr,
     EXPERTS: tl.constexpr,
@@ -214,26 +222,28 @@ def _load(
             if writes & LEAVES_TAILS:
                 tl.store(loaded + 1 + 2 * load, source_row)
                 tl.store(loaded + 2 + 2 * load, target_row)
-    if SEGMENTS > 0:
-        overflow = (tl.cumsum(missing.to(tl.int32), axis=0) - 1 - loads).to(tl.int64)
-        for extra in range(0, faults - loads):
-            comes = missing & (overflow == extra)
-            source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
-            turn = (program + loads + extra) % programs
-            target_row = tl.zeros([], tl.int64) + extra
+    overflow = (tl.cumsum(missing.to(tl.int32), axis=0) - 1 - loads).to(tl.int64)
+    extras = tl.minimum(faults - loads, overflow_rows)
+    for extra in range(0, extras):
+        comes = missing & (overflow == extra)
+        source_row = tl.sum(tl.where(comes, expert, 0), axis=0).to(tl.int64)
+        target_row = tl.zeros([], tl.int64) + extra
+        turn = (program + loads + extra) % programs
+        if SEGMENTS > 0:
             spread_share(source, segments, source_row, target_row, turn, programs, 0, HEAD_SEGMENTS, SEGMENTS, BLOCK)
-            if writes & LEAVES_TAILS:
-                tl.store(loaded + 1 + 2 * (loads + extra), source_row)
-                tl.store(loaded + 2 + 2 * (loads + extra), target_row)
+        else:
+            from_row, to_row = source + source_row * ROW_WORDS, arena + target_row * ROW_WORDS
+            copy_share(from_row, to_row, turn, programs, HEAD_WORDS, BLOCK)
+        if writes & LEAVES_TAILS:
+            tl.store(loaded + 1 + 2 * (loads + extra), source_row)
+            tl.store(loaded + 2 + 2 * (loads + extra), target_row)
     if writes:
         if LEAVES_TAILS:
-            tl.store(loaded, (faults if SEGMENTS > 0 else loads).to(tl.int64))
+            tl.store(loaded, (loads + extras).to(tl.int64))
         step = tl.load(fields + CLOCK) + 1
-        row = first_row + new.to(tl.int64) * row_stride
-        if SEGMENTS > 0:
-            row = tl.where(new >= 0, row, tl.where(missing, overflow, -1))
-        else:
-            row = tl.where(new >= 0, row, direct_row + expert.to(tl.int64))
+        home = -1 if SEGMENTS > 0 else direct_row + expert.to(tl.int64)
+        passes = missing & (overflow >= 0) & (overflow < extras)
+        row = tl.where(new >= 0, first_row + new.to(tl.int64) * row_stride, tl.where(passes, overflow, home))
         tl.store(slot_of + expert, new, mask=real)
         tl.store(row_of + expert, row, mask=real)
         for start in range(0, count, CHUNK):

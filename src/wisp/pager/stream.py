@@ -8,9 +8,8 @@ before the first layer. Slots that are still free are filled on the way.
 A kernel that has to see all experts of a layer at once (a planar arena's) gets them in one piece: all of its groups
 are copied before it starts, and the first of the next layer's beside it, as far as there are rows.
 
-Where the arena does not reach the stores, the staging rows are also those of a step's overflow. That is safe since
-copies begin only once all that was launched before a streamed step is done, and the kernels of a streamed step wait for
-every one of them.
+The staging rows are also those of a step's overflow. That is safe since copies begin only once all that was launched
+before a streamed step is done, and the kernels of a streamed step wait for every one of them.
 """
 
 from collections.abc import Iterator, Sequence

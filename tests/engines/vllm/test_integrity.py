@@ -79,6 +79,15 @@ def test_one_flipped_bit_on_the_device_is_found(on_device):
     assert found(on_device) == [("second", 0, 1, "its bytes are not the backing store's")]
 
 
+def test_what_has_passed_through_an_overflow_row_is_no_mistake_and_a_resident_sent_there_is(on_device):
+    on_device.state.row_of[1, 5] = 0
+    assert found(on_device) == []
+    on_device.state.row_of[1, 4] = 0
+    ((*where, reason),) = found(on_device)
+    assert where == ["second", 4, 0]
+    assert reason.startswith("the kernel is sent to 0 instead of")
+
+
 def test_a_flipped_bit_is_found_beside_experts_in_files(tmp_path):
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")

@@ -135,9 +135,10 @@ def device_tables(layers: Sequence[str], paging: InGraphPaging) -> Iterator[Page
     for pager, slots, rows in zip(paging.pagers, slot_table, row_table, strict=True):
         slot_of = {expert: slot for expert, slot in enumerate(slots) if slot >= 0}
         of_slot = [arena.shape.slot_row(pager.layer, slot) for slot in range(arena.shape.slots)]
-        # without homes there is no right row for the others: they may have passed through in the last step
-        homes = {} if not arena.reaches(pager.store) else dict(enumerate(arena.home_rows(pager.store).tolist()))
-        right_rows = homes | {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
+        # without a home there is no right row, and none for what has passed through overflow rows in the last step
+        homes = [] if not arena.reaches(pager.store) else arena.home_rows(pager.store).tolist()
+        stays = {expert: home for expert, home in enumerate(homes) if not 0 <= rows[expert] < arena.shape.staging_rows}
+        right_rows = stays | {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
         yield PagedTable(
             layers[pager.layer],
             arena.shape.slots,
