@@ -102,7 +102,8 @@ class ArmProcess:
 
     def _flags_of(self, node: int, port: int) -> tuple[str, ...]:
         named = {"nnodes": self.nodes, "node-rank": node, "master-addr": LOCAL, "master-port": port}
-        flags = ("--distributed-executor-backend", "mp")
+        # vLLM's own reduction asks each rank's GPU whether it reaches the other's, by its number on this host
+        flags = ("--distributed-executor-backend", "mp", "--disable-custom-all-reduce")
         return (*flags, *(part for name, value in named.items() for part in (f"--{name}", str(value))))
 
     def _last_words(self, node: int) -> str:
