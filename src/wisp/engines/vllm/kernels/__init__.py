@@ -2,4 +2,5 @@
 
 The host decides for `expert_map` and `slot_ids`, the device for `in_graph` and `planar`, and nobody for `all_resident`.
 `run` of each stands in for `fused_experts.apply` on one layer, after the engine has prepared its arguments.
+Which a layer gets, `layer_kernels` says.
 """
