@@ -16,8 +16,8 @@ class InGraphKernel:
     """vLLM's Triton MoE kernel, told where each expert lies: in its slot, in an overflow row, or in the backing store.
 
     Up to `graph_tokens` tokens a step is decided, copied and computed without the host, so that a CUDA graph can
-    hold it; experts beyond the slots are read over the link by the kernel itself, where it can. Wider steps, which no
-    graph holds, stream the experts without slots past the kernel. Under expert parallelism all of this is of this
+    hold it; what neither slots nor overflow rows have room for is read over the link by the kernel itself. Wider steps,
+    which no graph holds, stream the experts without slots past the kernel. Under expert parallelism all is of this
     rank's experts, by their places among them; what is on other ranks is left out just as the unpaged engine does.
     """
 
