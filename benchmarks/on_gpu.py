@@ -65,7 +65,8 @@ STEPS: Mapping[str, Step] = {
     "start_plan": Step(f"{TESTS} tests/gpu/test_start_plan.py", 400, ("soak", "formats", "models", "compile_cache")),
     "server": Step(f"{TESTS} tests/gpu/test_server.py", 420, ("start_plan",)),
     "recording": Step(f"{TESTS} tests/gpu/test_recording.py", 200, ("server",)),
-    "load_time": Step("benchmarks/load_time/run.py --output {folder}/load_time.json", 480, ("recording",)),
+    "two_nodes": Step("benchmarks/parallel/run.py --two-nodes --out {folder}/parallel.json", 400, ("recording",)),
+    "load_time": Step("benchmarks/load_time/run.py --output {folder}/load_time.json", 480, ("two_nodes",)),
     "shapes": Step("benchmarks/shapes/run.py --results {folder}/shapes.json", 900, ("load_time",)),
     "plan_check": Step("benchmarks/plan_check/run.py --results {folder}/plan_check.json", 600, ("shapes",)),
 }
