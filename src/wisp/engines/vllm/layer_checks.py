@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from wisp.engines.vllm.kernels.base import MARLIN_KIND, KernelKind, scales_steps
+from wisp.engines.vllm.kernels.base import MARLIN_KIND, KernelKind, needs_planar_arena, scales_steps
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import HostMemoryError, UnsupportedError
 from wisp.pager.arena import WORD_BYTES
@@ -53,14 +53,9 @@ def check_in_graph(stores: Sequence[ExpertStore], kind: KernelKind, experts: Any
             f"the layers of this model have experts of different shapes, which cannot be decided on the device yet; "
             f"{on_host or 'serve a checkpoint whose layers are quantised alike'}"
         )
-    for part in stores[0].layout.parts if _is_planar(stores[0], kind, experts) else ():
+    for part in stores[0].layout.parts if needs_planar_arena(kind, experts, stores[0]) else ():
         if part.nbytes % WORD_BYTES:
             raise UnsupportedError(
                 f"{part.name} takes {part.nbytes} bytes of an expert, and the device copies contiguous tensors in "
                 f"words of {WORD_BYTES}; {on_host or 'serve a checkpoint that is quantised in another way'}"
             )
-
-
-def _is_planar(store: ExpertStore, kind: KernelKind, experts: Any) -> bool:
-    """Whether the kernel wants every tensor of the experts contiguous; it takes no stride of one number an expert."""
-    return not kind.takes_strides or scales_steps(experts) or any(not part.shape for part in store.layout.parts)

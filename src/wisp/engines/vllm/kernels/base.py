@@ -50,5 +50,5 @@ def scales_steps(experts: Any) -> bool:
 def needs_planar_arena(kind: KernelKind, experts: Any, store: ExpertStore) -> bool:
     """Whether each tensor has to be contiguous in the arena; with one that is, steps are also computed in one piece."""
     # A kernel that takes a stride between experts takes it of tensors only, not of one number an expert.
-    takes_none = not kind.takes_strides or any(len(tensor.shape) == 1 for tensor in store.tensors.values())
+    takes_none = not kind.takes_strides or any(not part.shape for part in store.layout.parts)
     return takes_none or scales_steps(experts)
