@@ -17,6 +17,7 @@ class SideCopies:
         if self._stream is None:
             target.copy_(source)
             return
-        with torch.cuda.stream(self._stream):
+        # a thread begins on the first device, and to set its stream anew would make a context there, of half a GiB
+        with torch.cuda.device(self._stream.device), torch.cuda.stream(self._stream):
             target.copy_(source, non_blocking=True)
         self._stream.synchronize()
