@@ -2,7 +2,8 @@
 
 The state of a layer, by expert (`experts` entries each):
     slot_of    int32, NOT_RESIDENT (-1) where an expert has no slot
-    row_of     int64, the row in which its bytes lie: its slot's in the arena, or its own in the backing store
+    row_of     int64, the row in which its bytes lie: its slot's in the arena, its own in the backing store, or of
+               what the layer's last step found no slot for an overflow row, which may hold something else since
     last_used  int64, the layer's step that referenced it last
 and int64 `fields`, see `count_kernels`. Residents fill the slots from the lowest up, so their number says which slots
 are free. Victims are those of `ResidentSet` with LRU: the longest unused first, and of one step the higher id.
