@@ -195,7 +195,7 @@ def replay(
     slots=st.integers(1, 8),
     tokens=st.integers(1, 3),
 )
-@settings(max_examples=8, derandomize=True, deadline=None, database=None)
+@settings(max_examples=6, derandomize=True, deadline=None, database=None)
 def replay_layout(tensors, slots: int, tokens: int) -> None:
     """A planar arena of any layout; fails at the first difference."""
     report = replay(8, slots, 3, tokens, tensors, planar=True, steps=4)
@@ -265,7 +265,15 @@ def main(results: str) -> None:
             name: {
                 "replays": [replay(*shape, tensors, planar=planar, folder=place, steps=steps) for shape in SHAPES],
                 "resized": replay(
-                    16, 12, 4, 2, tensors, planar=planar, folder=place, steps=25, resizes=(3, 10, 7, 1, 12, 5)
+                    16,
+                    12,
+                    4,
+                    2,
+                    tensors,
+                    planar=planar,
+                    folder=place,
+                    steps=2 * steps + 1,
+                    resizes=(3, 10, 7, 1, 12, 5),
                 ),
                 "cold": stream(5, tensors, warm=False, planar=planar, folder=place),
                 "warm": stream(5, tensors, warm=True, planar=planar, folder=place),
