@@ -273,7 +273,7 @@ def main(results: str) -> None:
                     planar=planar,
                     folder=place,
                     steps=2 * steps + 1,
-                    resizes=(3, 10, 7, 1, 12, 5),
+                    resizes=(5, 3, 10, 1, 12, 7),  # from the second on: down, up, down
                 ),
                 "cold": stream(5, tensors, warm=False, planar=planar, folder=place),
                 "warm": stream(5, tensors, warm=True, planar=planar, folder=place),
