@@ -26,8 +26,7 @@ GO_SECONDS = 300
 
 def main(request_file: str, *, timed: bool) -> None:
     """Both parts; the result file has what `ArmResult` has, `start_s` and `decode_tok_s` by batch."""
-    raw = json.loads(Path(request_file).read_text())
-    request = ArmRequest(**{**raw, "engine_flags": tuple(raw["engine_flags"])})
+    request = ArmRequest.load(Path(request_file))
     home = Path(request.result_file).parent
     record = home / "schedule"
     os.environ[SCHEDULE_FILE_VARIABLE] = str(record)

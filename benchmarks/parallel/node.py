@@ -5,7 +5,6 @@
 The request is the first node's, with flags of its own (`--node-rank`). It is what `vllm serve --headless` runs.
 """
 
-import json
 import sys
 from pathlib import Path
 
@@ -16,8 +15,7 @@ def main(request_file: str) -> None:
     """Serve until the engine ends."""
     from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
-    raw = json.loads(Path(request_file).read_text())
-    request = ArmRequest(**{**raw, "engine_flags": tuple(raw["engine_flags"])})
+    request = ArmRequest.load(Path(request_file))
     config = engine_args_of(request).create_engine_config(headless=True)
     MultiprocExecutor(config, monitor_workers=False).start_worker_monitor(inline=True)
 

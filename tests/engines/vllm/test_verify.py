@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from workload import EAGER
 
 from wisp.engines.vllm.serve import merged_config
 from wisp.engines.vllm.settings import WispSettings
-from wisp.engines.vllm.verify.arm import Answer, ArmResult
+from wisp.engines.vllm.verify.arm import Answer, ArmRequest, ArmResult
 from wisp.engines.vllm.verify.clients import _as_served, serve_arguments
 from wisp.engines.vllm.verify.compare import ENGINE_FLAGS, engine_flags, judge
 from wisp.engines.vllm.verify.workload import WHEN_IDLE, Workload, standard_workload
@@ -79,6 +79,12 @@ def test_a_workload_survives_its_file(tmp_path):
     assert steps == sorted(steps)
     assert steps[0] == 0
     assert steps[-1] == WHEN_IDLE
+
+
+def test_a_request_survives_its_file(tmp_path):
+    request = ArmRequest("model", {"expert_slots": 4}, "workload", "result", ("--seed", "7"), layerwise=True)
+    (tmp_path / "request.json").write_text(json.dumps(asdict(request)))
+    assert ArmRequest.load(tmp_path / "request.json") == request
 
 
 def test_no_prompt_is_refused():

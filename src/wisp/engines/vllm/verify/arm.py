@@ -26,6 +26,12 @@ class ArmRequest:
     engine_flags: tuple[str, ...] = ()
     layerwise: bool = False
 
+    @classmethod
+    def load(cls, path: Path) -> "ArmRequest":
+        """Read what was written of one, as JSON."""
+        raw = json.loads(path.read_text())
+        return cls(**{**raw, "engine_flags": tuple(raw["engine_flags"])})
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -164,8 +170,7 @@ def counters_of(engine: Any) -> dict[str, float] | None:
 
 def main() -> None:
     """Read the request, run it, write the result."""
-    raw = json.loads(Path(sys.argv[1]).read_text())
-    request = ArmRequest(**{**raw, "engine_flags": tuple(raw["engine_flags"])})
+    request = ArmRequest.load(Path(sys.argv[1]))
     try:
         result = asdict(run(request))
     except WispError as error:
