@@ -131,6 +131,27 @@ def test_what_a_lock_in_the_background_met_is_told_to_who_asks(runtime, second_g
                 store.page_locked  # noqa: B018
 
 
+def test_no_memory_is_taken_for_a_store_that_is_dropped_before_its_turn(runtime, second_gpu):
+    """As the stores of an engine whose loading fails are, while the first of them is being locked."""
+    granted, may_lock, is_locking = runtime(0), threading.Event(), threading.Event()
+    register = granted.cudaHostRegister
+
+    def register_at_last(*args):
+        is_locking.set()
+        assert may_lock.wait(30)
+        return register(*args)
+
+    granted.cudaHostRegister = register_at_last
+    with ThreadPoolExecutor(1) as background:
+        stores = [HostStore(LIKE, page_lock="require", device="cuda", background=background) for _ in range(3)]
+        first, _, last = (store.rows.data_ptr() for store in stores)
+        assert is_locking.wait(30)
+        del stores[1]
+        may_lock.set()
+        assert all(store.page_locked for store in stores)
+    assert [address for address, _ in granted.registered] == [first, last]
+
+
 @pytest.mark.parametrize("first", [0, 1, 4096, 5000])
 def test_pages_are_provided_and_keep_what_is_written(first):
     mapped = mmap.mmap(-1, 6 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

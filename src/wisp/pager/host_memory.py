@@ -150,7 +150,7 @@ class HostRegion:
         if background is None:
             self._locked = self._lock(page_lock)
         else:
-            self._locked = background.submit(self._lock_on, torch.cuda.current_device(), page_lock)
+            self._locked = background.submit(_lock_in_turn, weakref.ref(self), torch.cuda.current_device(), page_lock)
 
     @property
     def page_locked(self) -> bool:
@@ -163,13 +163,18 @@ class HostRegion:
             self._locked = self._locked.result()
         return self._locked
 
-    def _lock_on(self, gpu: int, page_lock: PageLock) -> bool:
-        with torch.cuda.device(gpu):  # a thread begins with the first one, which may be another rank's
-            return self._lock(page_lock)
-
     def _lock(self, page_lock: PageLock) -> bool:
         provide(self.bytes)
         return lock_pages(self, self.bytes.data_ptr(), self.bytes.numel(), page_lock)
+
+
+def _lock_in_turn(region: "weakref.ref[HostRegion]", gpu: int, page_lock: PageLock) -> bool:
+    """In another thread, which may have many to lock: one that was dropped meanwhile takes no memory any more."""
+    held = region()
+    if held is None:
+        return False
+    with torch.cuda.device(gpu):  # a thread begins with the first one, which may be another rank's
+        return held._lock(page_lock)
 
 
 READ_ONLY = 8
