@@ -43,23 +43,44 @@ def test_a_kernel_that_is_sent_elsewhere_is_found(engine):
     assert wrong == engine["damaged"]
 
 
-@pytest.fixture
-def on_device():
-    """Three slots in each of two layers of six experts, decided on the device; layer 1 holds the experts 4 and 0."""
+@pytest.fixture(params=["interleaved", "planar", "in files"])
+def on_device(request, tmp_path):
+    """Three slots in each of two layers of six experts, decided on the device; layer 1 holds the experts 4 and 0.
+
+    Its last step needed expert 5, too, which found no slot, and so is in an overflow row, as another of layer 0 was.
+    """
     torch = pytest.importorskip("torch")
     pytest.importorskip("vllm")
+    from file_store import write_store
+
     from wisp.engines.vllm.in_graph_paging import InGraphPaging
     from wisp.pager.store import HostStore
 
-    stores = [HostStore({"w": torch.empty(6, 8, 16, dtype=torch.bfloat16)}) for _ in range(2)]
+    like = {"w13": torch.empty(6, 8, 16, dtype=torch.bfloat16), "w2": torch.empty(6, 16, 4, dtype=torch.bfloat16)}
+    stores = [HostStore(like) for _ in range(2)]
     for seed, store in enumerate(stores):
         store.rows.random_(0, 256, generator=torch.Generator().manual_seed(seed))  # some are NaN
-    paging = InGraphPaging(stores, 3, torch.device("cpu"))
+    if request.param == "in files":
+        stores = [write_store(store, tmp_path / str(seed)) for seed, store in enumerate(stores)]
+    paging = InGraphPaging(stores, 3, torch.device("cpu"), planar=request.param == "planar")
     for slot, expert in enumerate((4, 0)):
         row = paging.arena.shape.slot_row(1, slot)
-        paging.arena.rows[row] = stores[1].rows[expert]
+        put(paging, 1, expert, row)
         paging.state.slot_of[1, expert], paging.state.row_of[1, expert] = slot, row
+    put(paging, 1, 5, 0)
+    paging.state.row_of[0, 3] = paging.state.row_of[1, 5] = 0
     return paging
+
+
+def put(paging, layer: int, expert: int, row: int) -> None:
+    for name, tensor in paging.arena.tensors.items():
+        tensor[row] = paging.pagers[layer].store.tensors[name][expert]
+
+
+def damage(paging, row: int, name: str) -> None:
+    import torch
+
+    paging.arena.tensors[name][row].view(torch.uint8)[3, 5] ^= 1
 
 
 def found(paging) -> list[tuple[str, int, int | None, str]]:
@@ -71,43 +92,53 @@ def found(paging) -> list[tuple[str, int, int | None, str]]:
 
 
 def test_a_healthy_device_has_no_wrong_slot(on_device):
+    """Nor is an overflow row a mistake that the next layer has used since."""
     assert found(on_device) == []
 
 
-def test_one_flipped_bit_on_the_device_is_found(on_device):
-    on_device.arena.rows[on_device.arena.shape.slot_row(1, 1), 77] ^= 1
+@pytest.mark.parametrize("name", ["w13", "w2"])
+def test_one_flipped_bit_on_the_device_is_found(on_device, name):
+    damage(on_device, on_device.arena.shape.slot_row(1, 1), name)
     assert found(on_device) == [("second", 0, 1, "its bytes are not the backing store's")]
 
 
-def test_what_has_passed_through_an_overflow_row_is_no_mistake_and_a_resident_sent_there_is(on_device):
-    on_device.state.row_of[1, 5] = 0
+@pytest.mark.parametrize("name", ["w13", "w2"])
+def test_one_flipped_bit_in_an_overflow_row_of_the_last_layer_is_found(on_device, name):
+    damage(on_device, 0, name)
+    assert found(on_device) == [("second", 5, None, "its bytes in overflow row 0 are not the backing store's")]
+
+
+def test_a_flipped_bit_where_nothing_is_said_to_be_is_no_mistake(on_device):
+    damage(on_device, on_device.arena.shape.slot_row(1, 2), "w13")
     assert found(on_device) == []
+
+
+def test_a_resident_that_is_sent_to_an_overflow_row_is_found(on_device):
     on_device.state.row_of[1, 4] = 0
     ((*where, reason),) = found(on_device)
     assert where == ["second", 4, 0]
     assert reason.startswith("the kernel is sent to 0 instead of")
 
 
-def test_a_flipped_bit_is_found_beside_experts_in_files(tmp_path):
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("vllm")
-    from file_store import write_store
+def test_an_expert_that_is_sent_to_the_slot_of_another_is_found(on_device):
+    on_device.state.row_of[1, 2] = on_device.state.row_of[1, 4]
+    ((*where, reason),) = found(on_device)
+    assert where == ["second", 2, None]
+    assert reason.startswith("the kernel is sent to")
 
-    from wisp.engines.vllm.in_graph_paging import InGraphPaging
-    from wisp.engines.vllm.integrity import check, device_tables
-    from wisp.pager.store import HostStore
 
-    memory = HostStore({"w13": torch.empty(6, 8, 16, dtype=torch.bfloat16)})
-    memory.rows.random_(0, 256, generator=torch.Generator().manual_seed(0))
-    paging = InGraphPaging([write_store(memory, tmp_path / "file")], 3, torch.device("cpu"))
-    row = paging.arena.shape.slot_row(0, 1)
-    paging.arena.rows[row] = memory.rows[4]
-    paging.state.slot_of[0, 4], paging.state.row_of[0, 4] = 1, row
-    paging.state.row_of[0, 5] = 2  # passed through an overflow row, which is no mistake
-    assert check(list(device_tables(["only"], paging))).wrong == 0
-    paging.arena.rows[row, 77] ^= 1
-    (wrong,) = check(list(device_tables(["only"], paging))).wrong_slots
-    assert (wrong.expert, wrong.slot, wrong.reason) == (4, 1, "its bytes are not the backing store's")
+def test_two_experts_in_one_overflow_row_are_found_in_any_layer(on_device):
+    on_device.state.row_of[0, 4] = 0
+    ((*where, reason),) = found(on_device)
+    assert (where, reason) == (["first", 4, None], "the kernel is sent to 0 instead of 1")
+
+
+def test_a_slot_that_is_left_free_below_others_is_found(on_device):
+    """The device counts residents to know the first free slot: that of one of them, here."""
+    row = on_device.arena.shape.slot_row(1, 2)
+    put(on_device, 1, 0, row)
+    on_device.state.slot_of[1, 0], on_device.state.row_of[1, 0] = 2, row
+    assert found(on_device) == [("second", 0, 2, "2 experts leave a slot below it free")]
 
 
 def test_two_experts_in_one_slot_are_found(on_device):
@@ -123,7 +154,7 @@ def test_a_slot_that_is_not_there_is_found(on_device):
 
 @pytest.mark.parametrize(("layer", "expert", "slot"), [("second", 4, 0), ("first", 4, None)])
 def test_a_row_that_is_not_the_slots_or_the_stores_is_found(on_device, layer, expert, slot):
-    on_device.state.row_of[["first", "second"].index(layer), expert] += 1
+    on_device.state.row_of[["first", "second"].index(layer), expert] += 100
     ((*where, reason),) = found(on_device)
     assert where == [layer, expert, slot]
     assert reason.startswith("the kernel is sent to")

@@ -1,5 +1,8 @@
 """Whether every slot of a running engine holds the expert that the page tables say, byte by byte.
 
+Where the device decides, the same of the overflow rows that the last layer's last step has used: those of other layers
+have been used by the next ones since.
+
 vLLM mixes a class of ours into its worker, and any client of the engine can then ask:
 
     wisp serve MODEL --expert-slots 8 --worker-extension-cls wisp.engines.vllm.integrity.IntegrityExtension
@@ -10,7 +13,7 @@ vLLM answers between two steps, so a server under load may be asked as well as a
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,6 +86,12 @@ class PagedTable:
     kernel_finds: Mapping[int, object]
     """Where the engine's kernel is sent for an expert."""
     kernel_should_find: Mapping[int, object]
+    fills_slots_in_order: bool = False
+    """Whether the residents have to fill the slots from the lowest up, so that their number says which are free."""
+    overflow_row_of: Mapping[int, int] = field(default_factory=dict)
+    """Of what has no slot."""
+    overflow_copies: Sequence[tuple[Rows, Rows]] = ()
+    """Pairs (by row, by expert) of what must be equal there."""
 
 
 def check(tables: Sequence[PagedTable]) -> Integrity:
@@ -133,19 +142,25 @@ def device_tables(layers: Sequence[str], paging: InGraphPaging) -> Iterator[Page
         torch.cuda.synchronize(arena.device)
     slot_table, row_table = state.slot_of.tolist(), state.row_of.tolist()
     for pager, slots, rows in zip(paging.pagers, slot_table, row_table, strict=True):
+        tensors, store = arena.tensors, pager.store
         slot_of = {expert: slot for expert, slot in enumerate(slots) if slot >= 0}
         of_slot = [arena.shape.slot_row(pager.layer, slot) for slot in range(arena.shape.slots)]
-        # without a home there is no right row, and none for what has passed through overflow rows in the last step
-        homes = [] if not arena.reaches(pager.store) else arena.home_rows(pager.store).tolist()
-        stays = {expert: home for expert, home in enumerate(homes) if not 0 <= rows[expert] < arena.shape.staging_rows}
-        right_rows = stays | {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
+        # what the last step has found no slot for is sent to overflow rows, in order, until the next one
+        passing = [each for each, row in enumerate(rows) if 0 <= row < arena.shape.staging_rows and each not in slot_of]
+        overflow = {expert: row for row, expert in enumerate(passing)}
+        homes = dict(enumerate(arena.home_rows(store).tolist()))
+        of_residents = {expert: of_slot[slot] for expert, slot in slot_of.items() if slot < len(of_slot)}
+        is_last = pager.layer == len(paging.pagers) - 1
         yield PagedTable(
             layers[pager.layer],
             arena.shape.slots,
             slot_of,
-            [([by_row[row] for row in of_slot], pager.store.tensors[name]) for name, by_row in arena.tensors.items()],
+            [([by_row[row] for row in of_slot], store.tensors[name]) for name, by_row in tensors.items()],
             kernel_finds=dict(enumerate(rows)),
-            kernel_should_find=right_rows,
+            kernel_should_find=homes | overflow | of_residents,
+            fills_slots_in_order=True,
+            overflow_row_of=overflow if is_last else {},
+            overflow_copies=[(by_row, store.tensors[name]) for name, by_row in tensors.items()],
         )
 
 
@@ -157,8 +172,13 @@ def _wrong_slots(table: PagedTable) -> Iterator[WrongSlot]:
             continue
         if sharers[slot] > 1:
             yield WrongSlot(table.layer, expert, slot, f"{sharers[slot]} experts are said to be in it")
+        if table.fills_slots_in_order and slot >= len(table.slot_of):
+            yield WrongSlot(table.layer, expert, slot, f"{len(table.slot_of)} experts leave a slot below it free")
         if not all(_same_bytes(by_slot[slot], by_expert[expert]) for by_slot, by_expert in table.copies):
             yield WrongSlot(table.layer, expert, slot, "its bytes are not the backing store's")
+    for expert, row in sorted(table.overflow_row_of.items()):
+        if not all(_same_bytes(by_row[row], by_expert[expert]) for by_row, by_expert in table.overflow_copies):
+            yield WrongSlot(table.layer, expert, None, f"its bytes in overflow row {row} are not the backing store's")
     for expert, right in sorted(table.kernel_should_find.items()):
         if table.kernel_finds[expert] != right:
             reason = f"the kernel is sent to {table.kernel_finds[expert]} instead of {right}"
