@@ -109,23 +109,26 @@ def test_a_store_is_written_while_another_thread_locks_it(runtime, second_gpu):
         return register(*args)
 
     granted.cudaHostRegister = register_at_last
-    with ThreadPoolExecutor(1) as background:
-        stores = [HostStore(LIKE, page_lock="require", device="cuda", background=background) for _ in range(3)]
+    with ThreadPoolExecutor(2) as threads:
+        stores = [HostStore(LIKE, page_lock="require", device="cuda", lock_later=True) for _ in range(3)]
         for number, store in enumerate(stores):
+            store.lock_by(threads)
             fill(store, number)
         assert not granted.registered, "nobody has waited for it"
         may_lock.set()
         assert all(store.page_locked for store in stores)
     for number, store in enumerate(stores):
         assert holds(store, number)
-    assert [address for address, _ in granted.registered] == [store.rows.data_ptr() for store in stores]
+    assert {address for address, _ in granted.registered} == {store.rows.data_ptr() for store in stores}
+    assert len(granted.registered) == 3
     assert gpus == [1, 1, 1], "the GPU of the thread that made them"
 
 
 def test_what_a_lock_in_the_background_met_is_told_to_who_asks(runtime, second_gpu):
     runtime(2)
-    with ThreadPoolExecutor(1) as background:
-        store = HostStore(LIKE, page_lock="require", device="cuda", background=background)
+    with ThreadPoolExecutor(1) as threads:
+        store = HostStore(LIKE, page_lock="require", device="cuda", lock_later=True)
+        store.lock_by(threads)
         for _ in range(2):
             with pytest.raises(HostMemoryError, match="refused to page-lock"):
                 store.page_locked  # noqa: B018
@@ -142,25 +145,41 @@ def test_no_memory_is_taken_for_a_store_that_is_dropped_before_its_turn(runtime,
         return register(*args)
 
     granted.cudaHostRegister = register_at_last
-    with ThreadPoolExecutor(1) as background:
-        stores = [HostStore(LIKE, page_lock="require", device="cuda", background=background) for _ in range(3)]
+    with ThreadPoolExecutor(1) as threads:
+        stores = [HostStore(LIKE, page_lock="require", device="cuda", lock_later=True) for _ in range(3)]
+        for store in stores:
+            store.lock_by(threads)
         first, _, last = (store.rows.data_ptr() for store in stores)
         assert is_locking.wait(30)
+        store = None
         del stores[1]
         may_lock.set()
         assert all(store.page_locked for store in stores)
     assert [address for address, _ in granted.registered] == [first, last]
 
 
+def test_a_store_that_nobody_was_to_lock_is_locked_when_that_is_asked(runtime):
+    granted = runtime(0)
+    store = HostStore(LIKE, page_lock="require", device="cuda", lock_later=True)
+    fill(store)
+    assert not granted.registered
+    for _ in range(2):
+        assert store.page_locked
+    assert len(granted.registered) == 1
+    assert holds(store)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("first", [0, 1, 4096, 5000])
-def test_pages_are_provided_and_keep_what_is_written(first):
+def test_pages_are_provided_and_keep_what_is_written(first, workers, monkeypatch):
+    monkeypatch.setattr(host_memory, "MOST_PIECE_BYTES", 1 << 20)
     mapped = mmap.mmap(-1, 6 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
     memory[first] = 7
     assert resident_pages(memory) < 600
     if not host_memory.advise(memory[first:].data_ptr(), 1, host_memory.POPULATE_WRITE):
         pytest.skip("a kernel before 5.14")
-    host_memory.provide(memory[first:])
+    host_memory.provide(memory[first:], workers)
     assert resident_pages(memory) == (6 << 20) // 4096 - first // 4096
     assert memory[first] == 7
     assert memory.sum() == 7
@@ -169,11 +188,11 @@ def test_pages_are_provided_and_keep_what_is_written(first):
 def test_a_kernel_that_cannot_provide_has_the_memory_written_before_anybody_else_may(runtime, second_gpu, monkeypatch):
     runtime(0)
     monkeypatch.setattr(host_memory, "advise", lambda *_: False)
-    with ThreadPoolExecutor(1) as background:
-        background.submit(threading.Event().wait, 0.5)  # so that nothing is done there yet
-        store = HostStore(LIKE, device="cuda", background=background)
+    with ThreadPoolExecutor(1) as threads:
+        store = HostStore(LIKE, device="cuda", lock_later=True)
         assert resident_pages(store.rows.view(-1)) == store.nbytes // 4096
         fill(store)
+        store.lock_by(threads)
         assert store.page_locked
     assert holds(store)
 

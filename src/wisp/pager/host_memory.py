@@ -29,6 +29,10 @@ HEADROOM_BYTES = 1 << 30
 
 PAGE_BYTES = 2 << 20
 """A huge page."""
+MOST_WORKERS = 16
+"""Threads that provide pages where nothing else goes on."""
+MOST_PIECE_BYTES = 64 << 20
+"""Provided at a time where something does: nobody can map memory meanwhile, for some milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +118,7 @@ def _own_groups(proc: Path, cgroup: Path, controller: str) -> list[Path]:
 class HostRegion:
     """`nbytes` of zeroed host memory that starts at a multiple of `alignment`.
 
-    It may be written at once, while another thread has the system provide and page-lock it.
+    It may be written at once, also while another thread has the system provide and page-lock it.
     """
 
     def __init__(
@@ -124,9 +128,9 @@ class HostRegion:
         alignment: int,
         page_lock: PageLock,
         device: torch.device,
-        background: Executor | None = None,
+        lock_later: bool = False,
     ) -> None:
-        """`background` page-locks it meanwhile, region by region if it has one thread; otherwise it is done here."""
+        """It is page-locked here, or with `lock_later` by a thread of `lock_by`, at the latest when that is asked."""
         if page_lock not in PAGE_LOCK_CHOICES:
             raise ConfigError(f"page_lock must be one of {', '.join(PAGE_LOCK_CHOICES)}, not {page_lock!r}")
         try:
@@ -142,15 +146,18 @@ class HostRegion:
         whole = torch.frombuffer(mapped, dtype=torch.uint8)
         start = -whole.data_ptr() % alignment
         self.bytes = whole[start : start + nbytes]
-        self._locked: Future[bool] | bool = False
+        self._page_lock = page_lock
+        self._locked: Future[bool] | bool | None = False
         if device.type != "cuda" or page_lock == "off":
             return
         if not advise(self.bytes.data_ptr(), 1, POPULATE_WRITE):  # before Linux 5.14
             _by_piece(self.bytes, lambda first, nbytes: ctypes.memset(first, 0, nbytes))  # nobody else writes yet
-        if background is None:
-            self._locked = self._lock(page_lock)
-        else:
-            self._locked = background.submit(_lock_in_turn, weakref.ref(self), torch.cuda.current_device(), page_lock)
+        self._locked = None if lock_later else self._lock()
+
+    def lock_by(self, threads: Executor) -> None:
+        """Have one of them page-lock it, unless that is done or none is wanted."""
+        if self._locked is None:
+            self._locked = threads.submit(_lock_in_turn, weakref.ref(self), torch.cuda.current_device())
 
     @property
     def page_locked(self) -> bool:
@@ -159,22 +166,24 @@ class HostRegion:
         Raises:
             HostMemoryError: the system refuses, and it is required.
         """
+        if self._locked is None:
+            self._locked = self._lock()
         if isinstance(self._locked, Future):
             self._locked = self._locked.result()
         return self._locked
 
-    def _lock(self, page_lock: PageLock) -> bool:
-        provide(self.bytes)
-        return lock_pages(self, self.bytes.data_ptr(), self.bytes.numel(), page_lock)
+    def _lock(self, workers: int = MOST_WORKERS) -> bool:
+        provide(self.bytes, workers)
+        return lock_pages(self, self.bytes.data_ptr(), self.bytes.numel(), self._page_lock)
 
 
-def _lock_in_turn(region: "weakref.ref[HostRegion]", gpu: int, page_lock: PageLock) -> bool:
+def _lock_in_turn(region: "weakref.ref[HostRegion]", gpu: int) -> bool:
     """In another thread, which may have many to lock: one that was dropped meanwhile takes no memory any more."""
     held = region()
     if held is None:
         return False
     with torch.cuda.device(gpu):  # a thread begins with the first one, which may be another rank's
-        return held._lock(page_lock)
+        return held._lock(workers=1)
 
 
 READ_ONLY = 8
@@ -213,12 +222,12 @@ def _forget_cuda_error() -> None:
         logger.debug("cleared CUDA's last error")
 
 
-def provide(memory: torch.Tensor) -> None:
-    """Have the system provide zeroed pages, by several threads: it zeroes them one by one otherwise.
+def provide(memory: torch.Tensor, workers: int = MOST_WORKERS) -> None:
+    """Have the system provide zeroed pages, by so many threads: it zeroes them one by one otherwise.
 
     What is written meanwhile stays.
     """
-    _by_piece(memory, lambda first, nbytes: advise(first, nbytes, POPULATE_WRITE))
+    _by_piece(memory, lambda first, nbytes: advise(first, nbytes, POPULATE_WRITE), workers)
 
 
 def read_in(memory: torch.Tensor) -> None:
@@ -241,10 +250,14 @@ def advise(first: int, nbytes: int, advice: int) -> bool:
     return int(madvise(first - before, nbytes + before, advice)) == 0
 
 
-def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object]) -> None:
+def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object], workers: int = MOST_WORKERS) -> None:
     """Call work(address, bytes) on pieces that begin at huge pages; ctypes releases the interpreter lock meanwhile."""
-    workers = min(16, os.cpu_count() or 1)
-    piece = max(PAGE_BYTES, -(-memory.numel() // workers) // PAGE_BYTES * PAGE_BYTES)
     first, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
+    if workers == 1:
+        for start in range(first, end, MOST_PIECE_BYTES):
+            work(start, min(MOST_PIECE_BYTES, end - start))
+        return
+    workers = min(workers, os.cpu_count() or 1)
+    piece = max(PAGE_BYTES, -(-memory.numel() // workers) // PAGE_BYTES * PAGE_BYTES)
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda start: work(start, min(piece, end - start)), range(first, end, piece)))

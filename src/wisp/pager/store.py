@@ -91,11 +91,11 @@ class HostStore:
         *,
         page_lock: PageLock = "auto",
         device: torch.device | str = "cpu",
-        background: Executor | None = None,
+        lock_later: bool = False,
     ) -> None:
         """Take names, shapes and types from `like` ([experts, ...] each); `device` is where the slots are.
 
-        `background` page-locks it while it is written; see `HostRegion`.
+        With `lock_later` it is page-locked by the threads of `lock_by`; see `HostRegion`.
         """
         counts = {tensor.shape[0] for tensor in like.values()}
         if len(counts) != 1:
@@ -107,12 +107,16 @@ class HostStore:
             alignment=self.layout.row_bytes,
             page_lock=page_lock,
             device=torch.device(device),
-            background=background,
+            lock_later=lock_later,
         )
         self.rows = self._region.bytes.view(self.num_experts, self.layout.row_bytes)
         """uint8 [experts, row_bytes]"""
         self.tensors = self.layout.views(self.rows)
         self.segments = self.layout.segments()
+
+    def lock_by(self, threads: Executor) -> None:
+        """Have one of them page-lock it, while it is written."""
+        self._region.lock_by(threads)
 
     def check(self) -> None:
         """See `ExpertStore`: nobody else can write here."""

@@ -1,6 +1,5 @@
 """Experts that are loaded into memory end in one store, laid out as their kernel takes them."""
 
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +10,7 @@ pytest.importorskip("vllm")
 
 from wisp.engines.vllm.kernels.base import CPU_KIND, MARLIN_KIND, TRITON_KIND
 from wisp.engines.vllm.loading.memory_loading import MemoryLoading
+from wisp.engines.vllm.loading.page_locking import PageLocking
 from wisp.engines.vllm.settings import WispSettings
 
 EXPERTS = 4
@@ -31,7 +31,7 @@ def layer():
 
 def begin(layer, kind, *, is_plain):
     """Its loading, and what the loader has put into the layer's parameters."""
-    loading = MemoryLoading(layer, SETTINGS, kind, ThreadPoolExecutor(1), is_plain=is_plain)
+    loading = MemoryLoading(layer, SETTINGS, kind, PageLocking(), is_plain=is_plain)
     weights = {name: torch.rand(shape) for name, shape in SHAPES.items()}
     for name, weight in weights.items():
         getattr(layer, name).data.copy_(weight)

@@ -1,7 +1,6 @@
 """A layer's store is page-locked while the layer is loaded, and what that meets is told when it is finished."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 
@@ -12,6 +11,7 @@ from torch import nn
 from wisp.engines.vllm.kernels.base import TRITON_KIND
 from wisp.engines.vllm.layer_checks import check_store
 from wisp.engines.vllm.loading.memory_loading import MemoryLoading
+from wisp.engines.vllm.loading.page_locking import PageLocking
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import HostMemoryError
 
@@ -45,8 +45,10 @@ def layer():
 @pytest.fixture
 def store(runtime, layer):
     """Which is being locked."""
-    with ThreadPoolExecutor(1) as page_locking:
-        yield MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True).store
+    page_locking = PageLocking()
+    store = MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True).store
+    page_locking.begin()
+    return store
 
 
 def test_a_layer_is_filled_before_its_store_is_locked(runtime, layer, store):
@@ -65,3 +67,17 @@ def test_a_refusal_is_told_when_the_layer_is_finished(runtime, layer, store):
     runtime.may.set()
     with pytest.raises(HostMemoryError, match="could not be page-locked"):
         check_store(layer, store, SETTINGS)
+
+
+def test_nothing_is_locked_while_layers_are_made_and_nothing_twice(runtime, layer):
+    runtime.may.set()
+    page_locking, asked = PageLocking(), []
+    runtime.cudaHostRegister = lambda *_: asked.append(threading.current_thread().name) or 0
+    first, second = (MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True).store for _ in range(2))
+    assert not asked
+    for _ in range(2):
+        page_locking.begin()
+    assert first.page_locked
+    assert second.page_locked
+    assert len(asked) == 2
+    assert all(name.startswith("wisp-page-lock") for name in asked)

@@ -1,7 +1,6 @@
 """Loading a layer whose experts are kept in host memory: `backing_store` set to memory."""
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -12,6 +11,7 @@ from wisp.engines.vllm.kernels.base import KernelKind
 from wisp.engines.vllm.layer_checks import check_store
 from wisp.engines.vllm.loading.expert_tensors import WEIGHTS, ExpertTensors, expert_parameters
 from wisp.engines.vllm.loading.loaded_experts import LoadedExperts
+from wisp.engines.vllm.loading.page_locking import PageLocking
 from wisp.engines.vllm.settings import WispSettings
 from wisp.pager.store import HostStore
 
@@ -23,7 +23,7 @@ class MemoryLoading:
     """
 
     def __init__(
-        self, layer: Any, settings: WispSettings, kind: KernelKind, page_locking: Executor, *, is_plain: bool
+        self, layer: Any, settings: WispSettings, kind: KernelKind, page_locking: PageLocking, *, is_plain: bool
     ) -> None:
         """Take over the layer's still empty parameters; `is_plain` says that they are not quantised."""
         self._layer, self._settings, self._kind, self._is_plain = layer, settings, kind, is_plain
@@ -46,14 +46,15 @@ class MemoryLoading:
         tensors.release()
         return LoadedExperts(store, tensors)
 
-    def _make_store(self, page_locking: Executor) -> HostStore:
+    def _make_store(self, page_locking: PageLocking) -> HostStore:
         """Move the still empty parameters into a backing store, so that loading writes there.
 
         It is page-locked meanwhile, by another thread.
         """
         parameters = expert_parameters(self._layer, self._layer.local_num_experts)
         like = {name: parameter.data for name, parameter in parameters.items()}
-        store = self._empty_store(like, page_locking)
+        store = self._empty_store(like, lock_later=True)
+        page_locking.add(store)
         for name, parameter in parameters.items():
             # biases start at zero and stay so where the checkpoint has none
             if parameter.ndim == 2:
@@ -61,9 +62,9 @@ class MemoryLoading:
             parameter.data = store.tensors[name]
         return store
 
-    def _empty_store(self, like: dict[str, torch.Tensor], background: Executor | None = None) -> HostStore:
+    def _empty_store(self, like: dict[str, torch.Tensor], *, lock_later: bool = False) -> HostStore:
         device, page_lock = self._layer.moe_config.device, self._settings.page_lock
-        return HostStore(like, page_lock=page_lock, device=device, background=background)
+        return HostStore(like, page_lock=page_lock, device=device, lock_later=lock_later)
 
     @contextmanager
     def _stand_ins(self) -> Iterator[None]:

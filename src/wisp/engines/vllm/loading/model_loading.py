@@ -1,10 +1,10 @@
 """What the layers of one model share on their way from the checkpoint to their stores."""
 
-from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from wisp.engines.vllm.host_memory.host_room import HostRoom
+from wisp.engines.vllm.loading.page_locking import PageLocking
 from wisp.pager.file_places import FileFinder
 from wisp.pager.host_copies import HostCopies
 
@@ -15,8 +15,8 @@ class ModelLoading:
 
     host_room: HostRoom
     """Asked before a layer is made."""
-    page_locking: Executor = field(default_factory=lambda: ThreadPoolExecutor(1, "wisp-page-lock"))
-    """Locks one layer's store while others are made and filled. Its thread ends with it."""
+    page_locking: PageLocking = field(default_factory=PageLocking)
+    """Of stores in memory, while they are filled."""
     host_copies: HostCopies = field(default_factory=HostCopies)
     """Under way into stores in memory."""
     file_finder: FileFinder = field(default_factory=FileFinder)
