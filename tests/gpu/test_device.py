@@ -42,15 +42,14 @@ def test_a_captured_graph_decides_as_the_host_does(layers):
                 plan = resident.plan([e for token in step[layer] for e in token], direct=True)
                 assert layers.state.slot_of[layer].tolist() == resident.slot_table().tolist()
                 row_of = layers.arena.home_rows(layers.stores[layer]).tolist()
-                if not layers.arena.reaches(layers.stores[layer]):
-                    for place, expert in enumerate(plan.direct):
-                        row_of[expert] = place
+                overflow = plan.direct[: layers.arena.shape.staging_rows]
+                for place, expert in enumerate(overflow):
+                    row_of[expert] = place
                 for expert, slot in resident.slot_of.items():
                     row_of[expert] = layers.arena.shape.slot_row(layer, slot)
                 assert rows[layer].tolist() == [row_of[e] for token in step[layer] for e in token]
-                is_direct = layers.arena.reaches(layers.stores[layer])
-                if not is_direct and layer == LAYERS - 1:  # the last to use the overflow rows
-                    assert all(layers.holds(layer, row_of[expert], expert) for expert in plan.direct)
+                if layer == LAYERS - 1:  # the last to use the overflow rows
+                    assert all(layers.holds(layer, row_of[expert], expert) for expert in overflow)
         assert [layers.wrong_slots(layer) for layer in range(LAYERS)] == [0] * LAYERS
 
 
