@@ -42,8 +42,10 @@ def main(request_file: str, *, timed: bool) -> None:
             raise TimeoutError("nobody said go")
         time.sleep(0.01)
     rates = {batch: decode_tok_s(engine, batch) for batch in BATCHES} if timed else {}
-    report = asdict(ArmResult(answers, steps, counters, 0.0))
-    Path(request.result_file).write_text(json.dumps({**report, "start_s": start_s, "decode_tok_s": rates}))
+    report = {**asdict(ArmResult(answers, steps, counters, 0.0)), "start_s": start_s, "decode_tok_s": rates}
+    unfinished = home / "unfinished"
+    unfinished.write_text(json.dumps(report))
+    unfinished.rename(request.result_file)
 
 
 def decode_tok_s(engine, batch):

@@ -85,17 +85,19 @@ class ArmProcess:
         """Let it decode, take its report, and leave nothing of it behind."""
         (self.home / "go").touch()
         engine = self.processes[0]
+        result = self.home / "result.json"
         if (self.home / "ready").exists():
             limit = time.monotonic() + timeout_s
-            while engine.poll() is None and time.monotonic() < limit:
+            # what there is to know is known then, and of two nodes on one GPU the first was seen not to end
+            while engine.poll() is None and not result.exists() and time.monotonic() < limit:
                 time.sleep(0.05)
         late = engine.poll() is None
         for process in self.processes:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # its workers too
             process.wait()
-        if (self.home / "result.json").exists():
-            self.report = json.loads((self.home / "result.json").read_text())
+        if result.exists():
+            self.report = json.loads(result.read_text())
             return
         why = "did not finish in time" if late else f"ended with code {engine.returncode}"
         self.report = {"error": "\n".join([f"{why}; its last words:", *map(self._last_words, range(self.nodes))])}
