@@ -3,7 +3,8 @@
 python benchmarks/load_time/run.py [--layers 24] [--folder /tmp/checkpoint]
 
 Writes a checkpoint of random bf16 weights (about 1.2 GiB a layer of Qwen3-30B-A3B), reads it once so that it is in the
-page cache, and then measures each arm in a process of its own: the load, host memory, and with both stores decoding.
+page cache, and then measures each arm in a process of its own: the load, host memory, and with both stores decoding. The run is added to those
+that the output has.
 """
 
 import argparse
@@ -77,6 +78,7 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
+    earlier = json.loads(options.output.read_text())["runs"] if options.output.exists() else []
     folder = options.folder or Path(tempfile.mkdtemp(prefix="checkpoint-"))
     try:
         start = time.perf_counter()
@@ -100,7 +102,7 @@ def main() -> None:
         for arm in options.arms.split(","):
             result["arms"][arm] = measured(arm, folder, options)
             print(json.dumps({arm: result["arms"][arm]}), flush=True)
-            options.output.write_text(json.dumps(result, indent=2) + "\n")
+            options.output.write_text(json.dumps({"runs": [*earlier, result]}, indent=2) + "\n")
     finally:
         if options.folder is None:
             shutil.rmtree(folder)
