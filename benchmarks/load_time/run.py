@@ -3,8 +3,8 @@
 python benchmarks/load_time/run.py [--layers 24] [--folder /tmp/checkpoint]
 
 Writes a checkpoint of random bf16 weights (about 1.2 GiB a layer of Qwen3-30B-A3B), reads it once so that it is in the
-page cache, and then measures each arm in a process of its own: the load, host memory, and with both stores decoding. The run is added to those
-that the output has.
+page cache, and then measures each arm in a process of its own: the load, host memory, and with both stores decoding.
+The run is added to those that the output has.
 """
 
 import argparse
