@@ -120,6 +120,19 @@ def test_without_the_key_paging_is_off(extra):
     assert WispSettings.of(SimpleNamespace(additional_config=extra)) is None
 
 
+@pytest.mark.parametrize("key", ["Wisp", "WISP", "wips", "wsp", "whisp", "wisp_moe"])
+@pytest.mark.parametrize("beside", [{}, {"wisp": {"expert_slots": 4}}])
+def test_a_misspelled_key_is_refused_rather_than_off(key, beside):
+    with pytest.raises(ConfigError, match=f"the key '{key}'; wisp reads 'wisp'"):
+        WispSettings.of(SimpleNamespace(additional_config={key: {"expert_slots": 4}, **beside}))
+
+
+@pytest.mark.parametrize("name", ["expert_slots", "gpu_memory"])
+def test_settings_without_the_key_are_refused_rather_than_off(name):
+    with pytest.raises(ConfigError, match=f'write {{"wisp": {{"{name}": ...}}}}'):
+        WispSettings.of(SimpleNamespace(additional_config={name: 4}))
+
+
 def test_other_keys_are_left_alone():
     extra = {"other": 5, "wisp": {"expert_slots": 4}}
     assert WispSettings.of(SimpleNamespace(additional_config=extra)) == WispSettings(4)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from wisp.errors import ConfigError, UnknownPolicyError
@@ -131,9 +132,10 @@ class WispSettings:
     def of(cls, vllm_config: "VllmConfig") -> "WispSettings | None":
         """The settings of this engine; None where paging is off."""
         extra: Any = vllm_config.additional_config
-        if not isinstance(extra, Mapping) or "wisp" not in extra:
+        if not isinstance(extra, Mapping):
             return None
-        return cls.parse(extra["wisp"])
+        _check_other_keys(extra)
+        return cls.parse(extra["wisp"]) if "wisp" in extra else None
 
     def decides_on_device(self, device_type: str) -> bool:
         """Whether paging is decided on a device of this type; `ConfigError` if it was asked for and cannot be."""
@@ -163,3 +165,17 @@ class WispSettings:
                 f"expert_slots is {self.expert_slots} but a token of this model needs {top_k} experts at once, and "
                 f"this MoE kernel cannot compute a token in parts; set expert_slots to {top_k} or more"
             )
+
+
+def _check_other_keys(extra: Mapping[Any, Any]) -> None:
+    """Refuse a misspelled `wisp` key, and the size of what is resident outside it: vLLM would serve unpaged in silence.
+
+    Other plug-ins have keys of their own beside it.
+    """
+    for key in map(str, extra):
+        if key in ("expert_slots", "gpu_memory") and "wisp" not in extra:
+            raise ConfigError(
+                f'{key} stands in the additional configuration by itself; write {{"wisp": {{"{key}": ...}}}}'
+            )
+        if key != "wisp" and (key.lower().startswith("wisp") or get_close_matches(key.lower(), ["wisp"], cutoff=0.75)):
+            raise ConfigError(f"the additional configuration has the key {key!r}; wisp reads 'wisp', spelled so")
