@@ -41,6 +41,13 @@ def test_own_options_may_stand_before_the_model_and_have_underscores(wisp, model
     assert (settings.expert_slots, settings.page_lock, device) == (4, "off", "cpu")
 
 
+@pytest.mark.parametrize("words", [[], ["--port", "1"]])
+def test_an_option_without_its_value_is_told(wisp, model, words):
+    ended = wisp("serve", model, *words, "--expert-slots")
+    assert ended.code == 2
+    assert "'--expert-slots' requires an argument" in ended.err
+
+
 def test_a_flag_in_the_place_of_the_model_is_refused(wisp, model):
     ended = wisp("serve", "--port", 8000, model, "--expert-slots", 4)
     assert ended.code == 2

@@ -19,11 +19,14 @@ class ForwardingCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Sort the words first; then parse as usual."""
         own, engine = split(args, self.get_params(ctx))
-        return super().parse_args(ctx, [*own, "--", *engine])
+        return super().parse_args(ctx, [*own, "--", *engine] if engine else own)
 
 
 def split(args: Sequence[str], parameters: Sequence[object]) -> tuple[list[str], list[str]]:
-    """Words of the declared options (and of `--help`), and all others: (own, engine), each in its order."""
+    """Words of the declared options (and of `--help`), and all others: (own, engine), each in its order.
+
+    An option at the very end whose value is missing is all there is to tell, so no others are given then.
+    """
     options = [option for option in parameters if isinstance(option, TyperOption)]
     takes_value = {name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)}
     own, engine = [], []
@@ -36,7 +39,10 @@ def split(args: Sequence[str], parameters: Sequence[object]) -> tuple[list[str],
             continue
         own.append(name + word[len(name) :])
         if takes_value[name] and not equals:
-            own += [value for value in [next(words, None)] if value is not None]
+            value = next(words, None)
+            if value is None:
+                return own, []
+            own.append(value)
     return own, engine
 
 
