@@ -172,6 +172,19 @@ def test_watching_shows_what_came_since(wisp, counters_file, monkeypatch):
     assert "last 2 s" in ended.out
 
 
+def test_watching_into_a_pipe_shows_every_look(wisp, counters_file, monkeypatch):
+    looks = iter([None, None])
+
+    def look(_):
+        if next(looks, KeyboardInterrupt) is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("wisp.cli.stats.time.sleep", look)
+    with serving(metrics_text(counters_file)) as url:
+        out = wisp("stats", url, "--watch").out
+    assert (out.count("total"), out.count("last 2 s")) == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("text", "status", "told"),
     [

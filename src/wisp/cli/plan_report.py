@@ -13,6 +13,7 @@ from wisp.allocator.explanation import why
 from wisp.allocator.kv_demand import PriorKv
 from wisp.allocator.plan import Plan
 from wisp.allocator.prediction import Row
+from wisp.cli.tables import show
 from wisp.units import format_bytes, format_seconds
 
 SHOWN_ROWS = 12
@@ -95,14 +96,14 @@ def print_plan(answer: Plan, line: str, *, is_stated: bool) -> None:
     workload, rates = answer.kv.workload, question.calibration
     console.print(f"{question.shape}\n", soft_wrap=True)
     for kind, count in where_bytes_go(answer).items():
-        console.print(f"  {kind:<28}{format_bytes(count):>11}")
-    console.print(f"  {'in all':<28}{format_bytes(answer.budget.total_bytes):>11}")
+        console.print(f"  {kind:<28}{format_bytes(count):>11}", soft_wrap=True)
+    console.print(f"  {'in all':<28}{format_bytes(answer.budget.total_bytes):>11}", soft_wrap=True)
     console.print(
         f"  one more slot in every layer {format_bytes(answer.budget.slot_bytes)}; one KV block of "
         f"{answer.layout.block_tokens} tokens {format_bytes(answer.budget.block_bytes)}",
         soft_wrap=True,
     )
-    console.print(_table(answer))
+    show(console, _table(answer))
     more = [f"{format_seconds(each)}" for each in (split.value_of_more_experts, split.value_of_more_kv)]
     others = "; ".join(_baseline(name, row) for name, row in answer.baselines.items())
     told = [

@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +29,7 @@ def stats(
     """Show hits, faults, bytes moved, evictions and waves of the server at URL."""
     from wisp.cli.served_counters import scrape
     from wisp.cli.served_curves import curve_tables, read_curves
+    from wisp.cli.tables import show, show_in_turn
 
     if watch and (as_json or curves):
         raise ConfigError("--watch goes with neither --json nor --curves; call those as often as you need them")
@@ -37,17 +39,23 @@ def stats(
         typer.echo(json.dumps(as_dict(served) | ({"curves": answer} if answer else {}), indent=2))
         return
     from rich.console import Console
-    from rich.live import Live
 
     console = Console()
-    if not watch:
-        console.print(table(served, with_layers=layers), *(curve_tables(metered) if metered else ()))
+    if watch:
+        show_in_turn(console, _tables(url, served, with_layers=layers))
         return
-    with Live(table(served, with_layers=layers), console=console, auto_refresh=False) as live:
-        while True:
-            time.sleep(REFRESH_SECONDS)
-            before, served = served, scrape(url)
-            live.update(table(served, with_layers=layers, before=before), refresh=True)
+    show(console, table(served, with_layers=layers), *(curve_tables(metered) if metered else ()))
+
+
+def _tables(url: str, served: Any, *, with_layers: bool) -> Iterator[Any]:
+    """Of `served`, and then again and again of what the server says."""
+    from wisp.cli.served_counters import scrape
+
+    yield table(served, with_layers=with_layers)
+    while True:
+        time.sleep(REFRESH_SECONDS)
+        before, served = served, scrape(url)
+        yield table(served, with_layers=with_layers, before=before)
 
 
 def as_dict(served: Any) -> dict[str, Any]:
