@@ -41,6 +41,16 @@ def test_a_model_that_is_not_here_is_refused(refused):
     assert "`hf download Owner/Some-MoE config.json`" in refused("Owner/Some-MoE")
 
 
+@pytest.mark.parametrize("cache", ["/dev/null", "/proc/self"])
+def test_a_cache_that_cannot_be_written_is_told_before_anything_is_measured(
+    refused, model, qwen_config, cache, monkeypatch
+):
+    (model / "config.json").write_text(qwen_config)
+    monkeypatch.setenv("XDG_CACHE_HOME", cache)
+    assert "cannot be made" in (told := refused(model))
+    assert "with -o" in told
+
+
 @pytest.mark.engine
 @pytest.mark.timeout(900)
 def test_what_is_measured_is_kept_as_of_this_kind_of_device(checkpoint, tmp_path, monkeypatch):

@@ -112,6 +112,15 @@ def as_other_tools_end():
     return int(done.stdout)
 
 
+@pytest.mark.parametrize("words", [("--help",), ("plan", QWEN, "--gpu-memory", "24GiB"), ("curve", TRACE, "--json")])
+def test_output_that_finds_no_room_is_told_in_one_line(words):
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "wisp.cli.main", *map(str, words)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    told = [line for line in done.stderr.splitlines() if not line.startswith("wisp: warning: ")]
+    assert (done.returncode, told) == (2, ["wisp: No space left on device; make room there, or write elsewhere"])
+
+
 @pytest.mark.parametrize("unread", [("stdout",), ("stdout", "stderr")], ids=["stdout", "both"])
 @pytest.mark.parametrize(
     "words",

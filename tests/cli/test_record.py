@@ -59,6 +59,14 @@ def test_the_experts_of_a_text_model_inside_another_are_found(wisp, model, reque
     assert requests[0].settings["expert_slots"] == 16
 
 
+def test_a_model_without_experts_is_told(wisp, model, requests, tmp_path):
+    (model / "config.json").write_text('{"model_type": "llama"}')
+    ended = wisp("record", model, "-o", tmp_path / "t.npz")
+    assert ended.code == 2
+    assert "has no experts (llama" in ended.err
+    assert not requests
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -1,6 +1,7 @@
 """`wisp curve`, `wisp simulate` and `wisp import-trace`: what they say, draw and refuse."""
 
 import json
+import os
 import re
 import sys
 
@@ -232,6 +233,15 @@ def test_a_policy_that_does_not_exist_is_told(wisp, file):
     ended = wisp("simulate", file, "--policies", "lru,mru")
     assert ended.code == 2
     assert "unknown replacement policy 'mru'" in ended.err
+
+
+@pytest.mark.parametrize("command", ["curve", "simulate"])
+def test_a_figure_that_cannot_be_written_is_told_before_anything_is_drawn(wisp, file, tmp_path, monkeypatch, command):
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("wisp.cli.trace_file.os.access", lambda _, mode: mode != os.W_OK)  # root may write anywhere
+    ended = wisp(command, file, "-o", tmp_path / "figure.svg")
+    assert (ended.code, ended.out) == (2, "")
+    assert "figure.svg cannot be written" in ended.err
 
 
 def test_a_figure_without_matplotlib_is_told_with_the_remedy(wisp, file, monkeypatch):

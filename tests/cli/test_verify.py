@@ -17,6 +17,20 @@ def test_prompts_are_lines_of_text_or_the_turns_of_conversations(tmp_path):
     assert [arrival.text for arrival in lines.arrivals if arrival.step == 0] == ["One", "Two"]
 
 
+def test_slots_that_the_model_lacks_are_told_before_any_engine_starts(wisp, model):
+    ended = wisp("verify", model, "--slots", "4,17")
+    assert ended.code == 2
+    assert "--slots is 17 but a layer" in ended.err
+    assert ended.err.count("\n") == 1
+
+
+def test_a_missing_vllm_is_no_difference(wisp, model, monkeypatch):
+    monkeypatch.setattr("wisp.cli.preflight.find_spec", lambda _: None)
+    ended = wisp("verify", model, "--slots", "4")
+    assert ended.code == 2
+    assert "vLLM is not installed" in ended.err
+
+
 def test_slots_are_1_or_more():
     assert _slot_counts("8,4") == [4, 8]
     with pytest.raises(ConfigError, match="1 or more, not 0"):

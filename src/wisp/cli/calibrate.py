@@ -44,6 +44,8 @@ def calibrate(
     if slots < shape.top_k:
         raise ConfigError(f"--expert-slots is {slots}, but a token needs {shape.top_k} experts; give so many or more")
     check_serve(model, str(slots), "auto", context.args, policy="lru")
+    if output is None:
+        check_output(_usual_folder() / "calibration")
     flags = [*context.args, *_flags(context.args, shape)]
     request = CalibrationRequest(
         model=model,
@@ -56,14 +58,27 @@ def calibrate(
     )
     from rich.console import Console
 
+    from wisp.cli.progress import working
     from wisp.engines.vllm.calibrate.run import calibration_run
 
     console = Console()
-    with console.status("starting the engine") as status:
-        report = calibration_run(request, status.update)
+    with working(console, "starting the engine") as tell:
+        report = calibration_run(request, tell)
     found = _calibration(shape, report)
     path = _save(found, output)
     _tell(console, path, found)
+
+
+def _usual_folder() -> Path:
+    """Where calibrations are kept, made if it is not there: not only once everything has been measured."""
+    from wisp.allocator.calibration_files import directory
+
+    folder = directory()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made ({error.strerror}); name a file for the rates with -o") from error
+    return folder
 
 
 def _flags(args: list[str], shape: "ModelShape") -> list[str]:
@@ -108,7 +123,6 @@ def _save(found: "Calibration", output: Path | None) -> Path:
     path = output
     if path is None:
         path = path_for(found.machine, found.model)
-        path.parent.mkdir(parents=True, exist_ok=True)
     found.save(path)
     return path
 

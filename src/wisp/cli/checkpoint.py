@@ -52,8 +52,8 @@ def expert_counts(config: Mapping[str, Any]) -> list[int]:
     return [text[name] for text in texts for name in EXPERT_COUNTS if isinstance(text.get(name), int)]
 
 
-def check_experts(folder: Path, expert_slots: int) -> None:
-    """Raise if the model has no experts to page, or fewer than `expert_slots` in a layer."""
+def check_experts(folder: Path, expert_slots: int, *, option: str = "--expert-slots") -> None:
+    """Raise if the model has no experts to page, or fewer than the `expert_slots` of `option` in a layer."""
     config = read_config(folder)
     counts = expert_counts(config)
     if not any(counts) and "expert" not in json.dumps(config):
@@ -63,7 +63,7 @@ def check_experts(folder: Path, expert_slots: int) -> None:
         )
     if counts and 0 < max(counts) < expert_slots:
         raise ConfigError(
-            f"--expert-slots is {expert_slots} but a layer of {folder} has {max(counts)} experts; set it to "
+            f"{option} is {expert_slots} but a layer of {folder} has {max(counts)} experts; set it to "
             f"{max(counts)} or less, or serve without wisp"
         )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from wisp.cli.sizes import spread
-from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
+from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, check_output, describe
 from wisp.recording import Recording
 
 
@@ -26,12 +26,14 @@ def curve(
     from rich.console import Console
 
     from wisp.cli.kv_table import KvRow, check_blocks, kv_dict, kv_table, shown_sizes
+    from wisp.cli.tables import show
     from wisp.plots.figure import check_figure
     from wisp.workingset import KvReuse, by_turn
     from wisp.workingset.summary import TraceSummary, check_slots
 
     if output is not None:
         check_figure(output)
+        check_output(output)
     recording = Recording.load(trace)
     steps = recording.phase(phase)
     if slots is not None:
@@ -51,11 +53,9 @@ def curve(
         typer.echo(json.dumps(content, indent=1))
     else:
         console.print(title, highlight=False)
-        console.print(capacity_table(summary, slots))
-        console.print(layer_table(summary, slots))
-        console.print(window_table(summary))
+        show(console, capacity_table(summary, slots), layer_table(summary, slots), window_table(summary))
         if kv is not None and reuse is not None:
-            console.print(kv_table(kv, reuse, rows, kv_blocks))
+            show(console, kv_table(kv, reuse, rows, kv_blocks))
     if output is not None:
         from wisp.plots.curves import KvCurve, draw_curves
 

@@ -3,6 +3,7 @@
 Nothing here imports torch or an engine: a command does so once it knows that its arguments make sense.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ from wisp.errors import WispError
 INTERRUPTED = 128 + signal.SIGINT
 UNREAD = 128 + signal.SIGPIPE
 """How a shell tells that a tool wrote to a reader who had gone."""
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 app = typer.Typer(
     name="wisp",
@@ -71,6 +73,12 @@ def _run() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"wisp: {where}{error.strerror}; make room there, or write elsewhere", err=True)
+        sys.exit(2)
     finally:
         if sys.stdout is not None:  # it was closed before the start
             sys.stdout.flush()

@@ -43,14 +43,14 @@ def check_policy(policy: str) -> None:
         raise UnknownPolicyError(policy, list(POLICIES))
 
 
-def check_model(model: str, expert_slots: int, args: Sequence[str]) -> None:
-    """Look at a local checkpoint; the name of a model on a hub is left to vLLM."""
+def check_model(model: str, expert_slots: int, args: Sequence[str], *, option: str = "--expert-slots") -> None:
+    """Look at a local checkpoint; the name of a model on a hub is left to vLLM. `option` gave the slots."""
     if model.startswith("-"):
         raise ConfigError(f"name the model first, before the engine's own flags: MODEL {model} ...")
     folder = local_folder(model)
     if folder is not None:
         check_checkpoint(folder, with_weights=flag_value(args, "--load-format") != "dummy")
-        check_experts(folder, expert_slots)
+        check_experts(folder, expert_slots, option=option)
 
 
 def check_offload(args: Sequence[str]) -> None:

@@ -111,24 +111,28 @@ def _record_model(
     from wisp.cli.preflight import check_serve
 
     check_serve(model, slots, "auto", engine_flags, **settings)
+    from wisp.cli.progress import working
     from wisp.engines.vllm.recording.recorded_run import RunRequest, record_run
 
     settings = {"expert_slots": int(slots), **settings}
     request = RunRequest(model, settings, script, str(output.absolute()), tuple(engine_flags))
     console = Console()
-    with console.status("starting the engine, answering, recording"):
+    with working(console, "starting the engine, answering, recording"):
         report = record_run(request)
     _tell(console, output, Recording.load(output), report.recorder_seconds, report.seconds, report.counters)
 
 
 def _all_experts(model: str) -> str:
     """As many slots as a layer of this local checkpoint has experts."""
-    from wisp.cli.checkpoint import expert_counts, local_folder, read_config
+    from wisp.cli.checkpoint import check_experts, expert_counts, local_folder, read_config
 
     folder = local_folder(model)
     if _HOST_AND_PORT.fullmatch(model) and not Path(model).exists():
         raise ConfigError(f"{model} is no model; if a server runs there, write http://{model}")
-    counts = [] if folder is None else expert_counts(read_config(folder))
+    counts = []
+    if folder is not None:
+        check_experts(folder, 1)
+        counts = expert_counts(read_config(folder))
     if not counts:
         raise ConfigError(f"how many experts a layer of {model} has is not known here; add --expert-slots N")
     return str(counts[0])

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from wisp.cli.sizes import parse_sizes, spread
-from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, describe
+from wisp.cli.trace_file import FigureOption, JsonOption, PhaseOption, TraceArgument, check_output, describe
 from wisp.errors import ConfigError, UnknownPolicyError
 from wisp.policies import OFFLINE_POLICIES, POLICIES
 from wisp.recording import Recording
@@ -48,6 +48,7 @@ def simulate(
     from rich.console import Console
 
     from wisp.cli.kv_table import KvRow, check_blocks, kv_dict, kv_table, shown_sizes
+    from wisp.cli.tables import show
     from wisp.plots.figure import check_figure
     from wisp.simulate import simulate as replay
     from wisp.simulate import simulate_kv
@@ -56,6 +57,7 @@ def simulate(
 
     if output is not None:
         check_figure(output)
+        check_output(output)
     names = parse_policies(policies)
     size = None if expert_bytes is None else parse_bytes(expert_bytes)
     if size == 0:
@@ -91,9 +93,9 @@ def simulate(
         typer.echo(json.dumps(content, indent=1))
     else:
         console.print(title, highlight=False)
-        console.print(table(replays, size or recording.expert_bytes))
+        show(console, table(replays, size or recording.expert_bytes))
         if kv is not None and reuse is not None:
-            console.print(kv_table(kv, reuse, rows, None))
+            show(console, kv_table(kv, reuse, rows, None))
     if output is not None:
         from wisp.plots.replays import draw_replays
 

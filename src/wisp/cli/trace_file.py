@@ -1,5 +1,6 @@
 """What the commands that read or write a trace share: its options and its description."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -25,6 +26,11 @@ def check_output(path: Path) -> None:
     """`ConfigError` unless a file can be written there."""
     if path.is_dir() or not path.parent.is_dir():
         raise ConfigError(f"{path} cannot be written: it is a folder, or its folder does not exist; name a file")
+    place = path if path.exists() else path.parent
+    if not os.access(place, os.W_OK):
+        raise ConfigError(
+            f"{path} cannot be written: {place} is not yours to write to, or read-only; name another file"
+        )
 
 
 def describe(path: Path, recording: Recording, trace: RoutingTrace, phase: Phase) -> str:

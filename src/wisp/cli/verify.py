@@ -9,8 +9,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from wisp.cli.preflight import check_model
+from wisp.cli.preflight import check_model, check_vllm
+from wisp.cli.progress import working
 from wisp.cli.sizes import parse_sizes
+from wisp.cli.tables import show
 from wisp.conversations import read_script
 from wisp.errors import ConfigError
 from wisp.policies import POLICIES
@@ -51,14 +53,16 @@ def verify(
 
     Further options go to vLLM, for both engines. Exits with 1 if anything differs.
     """
-    check_model(model, 1, context.args)  # slots that are too many are told by the engine's own check
+    counts = _slot_counts(slots)
+    check_model(model, counts[-1], context.args, option="--slots")
+    check_vllm()
     from wisp.engines.vllm.settings import WispSettings
     from wisp.engines.vllm.verify.compare import engine_flags
 
     # what no run has shown yet is what this is for
     common = {"policy": policy, "decide": decide, "break_expert": break_, "unshown_formats": True}
     common["backing_store"] = backing_store
-    settings = [WispSettings.parse({"expert_slots": count, **common}) for count in _slot_counts(slots)]
+    settings = [WispSettings.parse({"expert_slots": count, **common}) for count in counts]
     flags = engine_flags(context.args)
     if clients and (break_ or layerwise or prompts):
         raise ConfigError("--clients goes with none of --break, --layerwise, --prompts; run them one after the other")
@@ -93,12 +97,12 @@ def _engines(model: str, settings: list["WispSettings"], workload: "Workload", f
     from wisp.engines.vllm.verify.compare import judge, run_arm
     from wisp.pager.counters import hit_ratio
 
-    with console.status("unpaged: stock vLLM with all experts"):
+    with working(console, "unpaged: stock vLLM with all experts"):
         unpaged = run_arm(model, None, workload, flags)
     table = _table(f"{model}: paged against unpaged, same schedule", "cached", "hits", "faults")
     same = True
     for each in settings:
-        with console.status(f"paged: {each.expert_slots} slots"):
+        with working(console, f"paged: {each.expert_slots} slots"):
             paged = run_arm(model, asdict(each), workload, flags)
         assert paged.counters is not None, "an engine that was not paged has raised"
         verdict = judge(unpaged, paged)
@@ -110,7 +114,7 @@ def _engines(model: str, settings: list["WispSettings"], workload: "Workload", f
             f"{paged.counters['faults']:.0f}",
             _verdict(verdict.identical),
         )
-    console.print(table)
+    show(console, table)
     return same
 
 
@@ -121,11 +125,11 @@ def _clients(model: str, settings: list["WispSettings"], clients: int, max_token
     table = _table(title, "clients")
     same = True
     for each in settings:
-        with console.status(f"{clients} clients at {each.expert_slots} slots, then their schedule unpaged"):
+        with working(console, f"{clients} clients at {each.expert_slots} slots, then their schedule unpaged"):
             verdict, steps = compare_under_clients(model, each, clients, flags, max_tokens=max_tokens)
         same = same and verdict.identical
         table.add_row(*_cells(each.expert_slots, verdict, steps), str(clients), _verdict(verdict.identical))
-    console.print(table)
+    show(console, table)
     return same
 
 
@@ -136,7 +140,7 @@ def _layerwise(model: str, settings: list["WispSettings"], workload: "Workload",
     table = Table(*columns, title=f"{model}: each layer against itself with all experts", box=box.SIMPLE)
     same = True
     for each in settings:
-        with console.status(f"{each.expert_slots} slots, layer by layer"):
+        with working(console, f"{each.expert_slots} slots, layer by layer"):
             result = run_arm(model, asdict(each), workload, flags, layerwise=True)
         for layer in result.layers:
             identical = layer.calls > 0 and layer.identical == layer.calls
@@ -149,7 +153,7 @@ def _layerwise(model: str, settings: list["WispSettings"], workload: "Workload",
                 f"{layer.largest_difference:.3g}",
                 _verdict(identical),
             )
-    console.print(table)
+    show(console, table)
     return same
 
 
