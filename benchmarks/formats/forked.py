@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from wisp.engines.vllm.verify.compare import CPU_ENVIRONMENT
+from wisp.engines.vllm.engine_process import CPU_ENVIRONMENT
 
 ARM = "wisp.engines.vllm.verify.arm"
 

@@ -26,8 +26,9 @@ import checkpoints
 import forked
 from cases import CASES, MODES, Case, asked_for, workload
 
+from wisp.engines.vllm.engine_process import engine_flags
 from wisp.engines.vllm.verify.arm import ArmResult
-from wisp.engines.vllm.verify.compare import engine_flags, judge, run_arm
+from wisp.engines.vllm.verify.compare import judge, run_arm
 from wisp.pager.counters import hit_ratio
 
 HERE = Path(__file__).parent

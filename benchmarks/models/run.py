@@ -25,7 +25,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from wisp.engines.vllm.verify.compare import engine_flags, judge, run_arm
+from wisp.engines.vllm.engine_process import engine_flags
+from wisp.engines.vllm.verify.compare import judge, run_arm
 from wisp.engines.vllm.verify.workload import WHEN_IDLE, Arrival, Workload
 from wisp.errors import VerifyError
 from wisp.pager.counters import hit_ratio

@@ -14,7 +14,8 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from wisp.engines.vllm.verify.arm import ArmRequest, ArmResult, counters_of, replay, start
+from wisp.engines.vllm.local_engine import counters_of, start
+from wisp.engines.vllm.verify.arm import ArmRequest, ArmResult, engine_args_of, replay
 from wisp.engines.vllm.verify.record import SCHEDULE_FILE_VARIABLE, steps_of
 from wisp.engines.vllm.verify.workload import Workload
 
@@ -31,7 +32,7 @@ def main(request_file: str, *, timed: bool) -> None:
     record = home / "schedule"
     os.environ[SCHEDULE_FILE_VARIABLE] = str(record)
     begin = time.perf_counter()
-    engine = start(request)
+    engine = start(engine_args_of(request))
     start_s = time.perf_counter() - begin
     answers = replay(engine, Workload.load(Path(request.workload_file)))
     counters, steps = counters_of(engine), steps_of(record)

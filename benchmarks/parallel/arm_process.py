@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from wisp.engines.vllm.engine_process import environment
 from wisp.engines.vllm.verify.arm import ArmRequest
-from wisp.engines.vllm.verify.compare import environment
 
 HERE = Path(__file__).parent
 MODEL = HERE.parent.parent / "demo" / "model"

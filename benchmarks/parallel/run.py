@@ -23,8 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from wisp.engines.vllm.engine_process import engine_flags
 from wisp.engines.vllm.verify.arm import ArmResult
-from wisp.engines.vllm.verify.compare import engine_flags, judge
+from wisp.engines.vllm.verify.compare import judge
 from wisp.engines.vllm.verify.workload import TEXTS, standard_workload
 from wisp.errors import VerifyError
 from wisp.pager.counters import hit_ratio

@@ -78,12 +78,11 @@ def answer(engine: Any, prompt: list[int], tokens: int) -> list[float]:
 
 def faults_of(engine: Any) -> float:
     """Counted so far, all layers together."""
-    from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.workers import publish_all
-    from wisp.pager.counters import Counters, merged
+    from wisp.engines.vllm.local_engine import counters_of
 
-    publish_all()
-    return merged([Counters.open(path) for path in counter_files.of_engine(engine.vllm_config.instance_id)])["faults"]
+    counters = counters_of(engine)
+    assert counters is not None, "it is paged"
+    return counters["faults"]
 
 
 def record(folder: Path, request: dict[str, Any]) -> None:

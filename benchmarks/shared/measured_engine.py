@@ -28,13 +28,10 @@ def link_rate() -> float:
 
 def paging(engine: LLMEngine) -> dict[str, float]:
     """The totals of wisp's counters so far, waiting for the device; zeros without paging."""
-    from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.workers import publish_all
-    from wisp.pager.counters import FIELDS, Counters
+    from wisp.engines.vllm.local_engine import counters_of
+    from wisp.pager.counters import FIELDS
 
-    publish_all()
-    totals = [Counters.open(file).total() for file in counter_files.of_engine(engine.vllm_config.instance_id)]
-    return {field: sum(total[field] for total in totals) for field in FIELDS}
+    return counters_of(engine) or dict.fromkeys(FIELDS, 0.0)
 
 
 def decode(

@@ -2,7 +2,8 @@
 
 import pytest
 
-from wisp.engines.vllm.verify.compare import engine_flags, judge, run_arm
+from wisp.engines.vllm.engine_process import engine_flags
+from wisp.engines.vllm.verify.compare import judge, run_arm
 from wisp.engines.vllm.verify.workload import Arrival, Workload
 
 WORKLOAD = Workload(tuple(Arrival(step=0, max_tokens=16, token_ids=tuple(range(5, 5 + n))) for n in (3, 40, 300)))

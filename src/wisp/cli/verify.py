@@ -56,8 +56,8 @@ def verify(
     counts = _slot_counts(slots)
     check_model(model, counts[-1], context.args, option="--slots")
     check_vllm()
+    from wisp.engines.vllm.engine_process import engine_flags
     from wisp.engines.vllm.settings import WispSettings
-    from wisp.engines.vllm.verify.compare import engine_flags
 
     # what no run has shown yet is what this is for
     common = {"policy": policy, "decide": decide, "break_expert": break_, "unshown_formats": True}

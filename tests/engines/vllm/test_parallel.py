@@ -64,7 +64,8 @@ def test_verify_compares_engines_of_two_ranks(two_cores):
 
 def test_layers_of_several_ranks_are_not_compared_with_themselves(monkeypatch):
     engine = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(world_size=2)))
-    monkeypatch.setattr(arm, "start", lambda request: engine)
+    monkeypatch.setattr(arm, "engine_args_of", lambda request: "arguments")
+    monkeypatch.setattr(arm, "start", {"arguments": engine}.get)
     monkeypatch.setenv(SCHEDULE_FILE_VARIABLE, "set anew by run")
     with pytest.raises(VerifyError, match="--layerwise looks at one rank, and this engine has 2"):
         arm.run(arm.ArmRequest("model", {"expert_slots": 4}, "workload", "result", layerwise=True))

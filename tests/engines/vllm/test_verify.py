@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from workload import EAGER
 
+from wisp.engines.vllm.engine_process import ENGINE_FLAGS, engine_flags
 from wisp.engines.vllm.serve import merged_config
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.arm import Answer, ArmRequest, ArmResult
 from wisp.engines.vllm.verify.clients import _as_served, serve_arguments
-from wisp.engines.vllm.verify.compare import ENGINE_FLAGS, engine_flags, judge
+from wisp.engines.vllm.verify.compare import judge
 from wisp.engines.vllm.verify.workload import WHEN_IDLE, Workload, standard_workload
 from wisp.errors import ConfigError
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from wisp.allocator.measurement import DecodePoint, Measurements, PrefillPoint
 from wisp.engines.vllm.calibrate.request import PROGRESS, CalibrationReport, CalibrationRequest
+from wisp.engines.vllm.local_engine import counters_of, engine_args, paged_layers, start
 from wisp.errors import ConfigError, UnsupportedError, WispError
 
 WARM_STEPS, MEASURED_STEPS = 8, 40
@@ -30,15 +31,10 @@ class Bench:
     """A running engine, and the routing that it follows."""
 
     def __init__(self, request: CalibrationRequest) -> None:
-        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         import torch
-        from vllm import EngineArgs
         from vllm.platforms import current_platform
-        from vllm.utils.argparse_utils import FlexibleArgumentParser
-        from vllm.v1.engine.llm_engine import LLMEngine
 
         from wisp.engines.vllm.calibrate import fixed_routing
-        from wisp.engines.vllm.layer import PagedRoutedExperts
 
         os.environ[fixed_routing.VARIABLE] = fixed_routing.NAME
         self.request = request
@@ -46,8 +42,8 @@ class Bench:
         self.routing = fixed_routing.FixedRouting(
             request.moe_layers, request.num_experts, request.top_k, current_platform.device_type
         ).register()
-        parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-        args = EngineArgs.from_cli_args(parser.parse_args(["--model", request.model, *request.engine_flags]))
+        settings = {**request.settings, "recordable": True}  # so that steps are counted with a slot for each expert too
+        args = engine_args(request.model, request.engine_flags, settings)
         if current_platform.is_cpu() and not args.enforce_eager:
             raise UnsupportedError(
                 "on a CPU vLLM compiles the routing into the model, so that it cannot be fixed; add --enforce-eager, "
@@ -55,15 +51,11 @@ class Bench:
             )
         args.skip_tokenizer_init = True
         args.enable_prefix_caching = False
-        settings = {**request.settings, "recordable": True}  # so that steps are counted with a slot for each expert too
-        args.additional_config = {**(args.additional_config or {}), "wisp": settings}
-        self.engine: Any = LLMEngine.from_engine_args(args)
+        self.engine: Any = start(args)
         config = self.engine.vllm_config
         if config.parallel_config.world_size > 1:
             raise UnsupportedError("an engine of several ranks cannot be calibrated yet; leave out the parallel sizes")
-        (self.layers,) = self.engine.apply_model(
-            lambda model: [module for module in model.modules() if isinstance(module, PagedRoutedExperts)]
-        )
+        self.layers = paged_layers(self.engine)
         if len(self.layers) != request.moe_layers:
             raise ConfigError(f"{len(self.layers)} layers are paged, not the {request.moe_layers} of the configuration")
         self.slots = int(self.layers[0].expert_slots)
@@ -76,12 +68,9 @@ class Bench:
 
     def counted(self) -> dict[str, float]:
         """What paging has counted so far, waiting for the device."""
-        from wisp.engines.vllm.counters import counter_files
-        from wisp.engines.vllm.workers import publish_all
-        from wisp.pager.counters import Counters, merged
-
-        publish_all()
-        return merged([Counters.open(path) for path in counter_files.of_engine(self.engine.vllm_config.instance_id)])
+        counters = counters_of(self.engine)
+        assert counters is not None, "its layers are paged"
+        return counters
 
     def decode(self, streams: int, context: int, width: int, shift: int) -> DecodePoint:
         """Steps of so many streams, from `context` tokens on, with `width` experts a layer, `shift` of them new."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from wisp.allocator.measurement import CopyPoint, DecodePoint, Measurements, PrefillPoint
 from wisp.engines.vllm.calibrate.request import PROGRESS, CalibrationReport, CalibrationRequest
-from wisp.engines.vllm.verify.compare import environment
+from wisp.engines.vllm.engine_process import environment
 from wisp.errors import WispError
 
 

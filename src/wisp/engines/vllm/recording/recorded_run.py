@@ -1,7 +1,6 @@
 """An engine that answers prompts and is recorded, in a process of its own: `record_run` starts it and waits."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -12,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from wisp.conversations import Conversation, Script
-from wisp.engines.vllm.verify.compare import engine_flags, environment
+from wisp.engines.vllm.engine_process import engine_flags, environment, last_words
+from wisp.engines.vllm.local_engine import counters_of, engine_args, start
 from wisp.errors import WispError
 from wisp.recording import Recording
 
@@ -50,9 +50,9 @@ def record_run(request: RunRequest) -> RunReport:
             command = [sys.executable, "-m", __name__, str(home / "request.json"), str(home / "report.json")]
             ended = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, env=environment(), check=False)
         if not (home / "report.json").exists():
-            tail = "\n".join((home / "log").read_text(errors="replace").splitlines()[-15:])
             raise WispError(
-                f"the engine ended with code {ended.returncode} before it had answered; its last words:\n{tail}"
+                f"the engine ended with code {ended.returncode} before it had answered; its last words:\n"
+                f"{last_words(home / 'log')}"
             )
         report = json.loads((home / "report.json").read_text())
         if "error" in report:
@@ -61,36 +61,21 @@ def record_run(request: RunRequest) -> RunReport:
 
 
 def _run(request: RunRequest) -> RunReport:
-    from wisp.engines.vllm.counters import counter_files
     from wisp.engines.vllm.recording.engine_recorder import EngineRecorder
-    from wisp.engines.vllm.workers import publish_all
-    from wisp.pager.counters import Counters, merged
 
-    engine = _start(request)
+    args = engine_args(request.model, request.engine_flags, {**request.settings, "recordable": True})
+    args.async_scheduling = False
+    engine = start(args)
     recorder = EngineRecorder(engine.engine_core.engine_core)
-    start = time.perf_counter()
+    begin = time.perf_counter()
     _converse(engine, request.script)
-    seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - begin
     recording = recorder.take(last=True)
     recorder.stop()
     Recording.join([] if recording is None else [recording]).save(request.trace_file)
-    engine.collective_rpc(publish_all)
-    counters = merged([Counters.open(file) for file in counter_files.of_engine(engine.vllm_config.instance_id)])
+    counters = counters_of(engine)
+    assert counters is not None, "an engine that was not paged would not have been recorded"
     return RunReport(seconds, recorder.seconds, counters)
-
-
-def _start(request: RunRequest) -> Any:
-    """An engine whose core runs in this process, so that its steps are in our hand."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    args = EngineArgs.from_cli_args(parser.parse_args(["--model", request.model, *request.engine_flags]))
-    args.async_scheduling = False
-    args.additional_config = {**(args.additional_config or {}), "wisp": {**request.settings, "recordable": True}}
-    return LLMEngine.from_engine_args(args)
 
 
 def _converse(engine: Any, script: Script) -> None:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from wisp.engines.vllm.local_engine import counters_of, engine_args, start
 from wisp.engines.vllm.verify.layer_result import LayerResult
 from wisp.engines.vllm.verify.record import RECORDING_SCHEDULER, SCHEDULE_FILE_VARIABLE, steps_of
 from wisp.engines.vllm.verify.workload import Arrival, Workload
@@ -72,7 +73,7 @@ def run(request: ArmRequest) -> ArmResult:
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "schedule"
         os.environ[SCHEDULE_FILE_VARIABLE] = str(record)
-        engine = start(request)
+        engine = start(engine_args_of(request))
         recorder = None
         ranks = engine.vllm_config.parallel_config.world_size
         if request.layerwise and ranks > 1:
@@ -94,27 +95,11 @@ def run(request: ArmRequest) -> ArmResult:
         return ArmResult(answers, steps_of(record), counters, seconds, layers)
 
 
-def start(request: ArmRequest) -> Any:
-    """An engine whose core runs in this process, so that arrivals and steps are in our hand."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    return LLMEngine.from_engine_args(engine_args_of(request))
-
-
 def engine_args_of(request: ArmRequest) -> Any:
     """What vLLM is to start."""
-    from vllm import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    namespace = parser.parse_args(["--model", request.model, *request.engine_flags])
-    args = EngineArgs.from_cli_args(namespace)
+    args = engine_args(request.model, request.engine_flags, request.settings)
     args.scheduler_cls = RECORDING_SCHEDULER
     args.async_scheduling = False
-    args.additional_config = {key: value for key, value in (args.additional_config or {}).items() if key != "wisp"}
-    if request.settings is not None:
-        args.additional_config["wisp"] = request.settings
     return args
 
 
@@ -155,17 +140,6 @@ def _answer(output: Any) -> Answer:
     (completion,) = output.outputs
     logprobs = [{str(token): float(entry.logprob) for token, entry in best.items()} for best in completion.logprobs]
     return Answer(list(completion.token_ids), logprobs, output.num_cached_tokens or 0)
-
-
-def counters_of(engine: Any) -> dict[str, float] | None:
-    """The engine's paging counters, summed over layers and ranks; None for the stock engine."""
-    from wisp.engines.vllm.counters import counter_files
-    from wisp.engines.vllm.workers import publish_all
-    from wisp.pager.counters import Counters, merged
-
-    engine.collective_rpc(publish_all)
-    files = counter_files.of_engine(engine.vllm_config.instance_id)
-    return merged([Counters.open(file) for file in files]) if files else None
 
 
 def main() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 
 import httpx
 
+from wisp.engines.vllm.engine_process import environment, last_words
 from wisp.engines.vllm.settings import WispSettings
 from wisp.engines.vllm.verify.arm import Answer, ArmResult
-from wisp.engines.vllm.verify.compare import Verdict, environment, judge, run_arm
+from wisp.engines.vllm.verify.compare import Verdict, judge, run_arm
 from wisp.engines.vllm.verify.record import RECORDING_SCHEDULER, SCHEDULE_FILE_VARIABLE, arrivals_of, steps_of
 from wisp.engines.vllm.verify.workload import PREFIX, TEXTS
 from wisp.errors import VerifyError
@@ -159,5 +160,4 @@ def _wait_until_ready(server: _Server) -> None:
         except httpx.HTTPError:
             pass
         time.sleep(0.5)
-    tail = "\n".join(server.log.read_text(errors="replace").splitlines()[-15:])
-    raise VerifyError(f"the paged server did not start; its last words:\n{tail}")
+    raise VerifyError(f"the paged server did not start; its last words:\n{last_words(server.log)}")

@@ -1,7 +1,6 @@
 """Run the stock engine and paged ones on one workload, and judge them bit by bit."""
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -10,29 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from wisp.engines.vllm.engine_process import environment, last_words
 from wisp.engines.vllm.verify.arm import ArmRequest, ArmResult
 from wisp.engines.vllm.verify.workload import Workload
 from wisp.errors import VerifyError
-
-ENGINE_FLAGS = {
-    "--max-model-len": "2048",
-    "--max-num-batched-tokens": "256",
-    "--max-num-seqs": "8",
-    "--num-gpu-blocks-override": "1024",
-    "--seed": "0",
-}
-"""What both engines get unless the user says otherwise: chunks smaller than the longest prompts, and the same KV
-pool, since a different number of blocks would be a different schedule."""
-
-
-CPU_ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1"}
-"""GiB that vLLM's CPU backend plans for KV; without it, nine tenths of the machine's memory, twice over when two
-engines run. The number of blocks is set above. A GPU ignores it."""
-
-
-def environment(**more: str) -> dict[str, str]:
-    """For an engine's process."""
-    return {**CPU_ENVIRONMENT, **os.environ, **more}
 
 
 @dataclass(frozen=True)
@@ -69,13 +49,6 @@ def judge(unpaged: ArmResult, paged: ArmResult) -> Verdict:
         same_schedule=unpaged.steps == paged.steps,
         cached_tokens=sum(answer.cached_tokens for answer in paged.answers),
     )
-
-
-def engine_flags(user: Sequence[str]) -> tuple[str, ...]:
-    """The user's flags for vLLM, and ours where they are silent."""
-    named = {flag.split("=")[0] for flag in user if flag.startswith("--")}
-    ours = [part for flag, value in ENGINE_FLAGS.items() if flag not in named for part in (flag, value)]
-    return (*ours, *user)
 
 
 Runner = Callable[[Path, Path, Mapping[str, str], float | None], int | None]
@@ -126,8 +99,7 @@ def run_arm(
         log, result = home / "log", home / "result.json"
         code = runner(home / "request.json", log, variables or {}, limit_seconds)
         if not result.exists():
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-15:])
             late = f"by force, as it was not done after {limit_seconds} s,"
             ended = late if code is None else f"with code {code}"
-            raise VerifyError(f"the engine ended {ended} before it had answered; its last words:\n{tail}")
+            raise VerifyError(f"the engine ended {ended} before it had answered; its last words:\n{last_words(log)}")
         return ArmResult.load(result)

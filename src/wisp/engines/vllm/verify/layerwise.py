@@ -13,6 +13,7 @@ import torch
 from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
 from wisp.engines.vllm.layer import PagedRoutedExperts
+from wisp.engines.vllm.local_engine import paged_layers
 from wisp.engines.vllm.verify.layer_result import LayerResult
 
 KEPT_CALLS = 12
@@ -37,10 +38,7 @@ class LayerRecorder:
     @classmethod
     def attach(cls, engine: Any) -> "LayerRecorder":
         """Start keeping; the engine was made with its core in this process."""
-        (layers,) = engine.apply_model(
-            lambda model: [module for module in model.modules() if isinstance(module, PagedRoutedExperts)]
-        )
-        return cls(layers)
+        return cls(paged_layers(engine))
 
     def compare(self) -> list[LayerResult]:
         """Compute every kept call from all experts, layer by layer."""
