@@ -108,9 +108,8 @@ class Core:
 def paging_of(worker):
     """The pagers of a fake worker, in the place of those that its layers would have made."""
     return SimpleNamespace(
-        layers=["layer"] * len(worker.pagers),
+        layers=[SimpleNamespace(store=SimpleNamespace(expert_bytes=100))] * len(worker.pagers),
         pagers=dict(enumerate(worker.pagers)),
-        stores=[SimpleNamespace(expert_bytes=100)],
         in_graph=None,
         slots=4,
     )

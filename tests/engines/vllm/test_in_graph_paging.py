@@ -16,7 +16,7 @@ from wisp.allocator import model_shape  # noqa: E402
 from wisp.allocator.budget import staging_bytes  # noqa: E402
 from wisp.engines.vllm.budget.start_plan import rounded_regions  # noqa: E402
 from wisp.engines.vllm.in_graph_paging import InGraphPaging  # noqa: E402
-from wisp.engines.vllm.paging import WorkerPaging  # noqa: E402
+from wisp.engines.vllm.paging import LoadedLayer, WorkerPaging  # noqa: E402
 from wisp.engines.vllm.publisher import Publisher  # noqa: E402
 from wisp.engines.vllm.settings import WispSettings  # noqa: E402
 from wisp.errors import ConfigError  # noqa: E402
@@ -136,7 +136,8 @@ def test_a_publisher_tells_what_an_idle_device_has_counted_and_not_shown():
 
 def test_no_publisher_holds_on_to_slots_that_are_made_anew():
     worker = WorkerPaging(WispSettings(4), None, None)
-    worker.in_graph, worker.stores = make(4), [HostStore(BIG)]
+    layer = SimpleNamespace(leave_slots=lambda: None, take_slots=lambda: None)
+    worker.in_graph, worker.layers = make(4), [LoadedLayer("layer", HostStore(BIG), lambda: layer)]
     worker.counting.counters = Counters(PoolFacts(32, 4, 1, "", "cpu"), 1, None)
     publisher = worker.counting.publisher = Publisher(worker)
     publisher.start()

@@ -165,6 +165,7 @@ def test_a_flipped_bit_is_found_where_every_expert_has_a_slot():
     pytest.importorskip("vllm")
     from wisp.engines.vllm.integrity import check, paged_tables
     from wisp.engines.vllm.kernels.all_resident import resident_tensors
+    from wisp.engines.vllm.paging import LoadedLayer
     from wisp.pager.store import HostStore
 
     store = HostStore({"w": torch.empty(6, 8, 16, dtype=torch.bfloat16)})
@@ -172,7 +173,7 @@ def test_a_flipped_bit_is_found_where_every_expert_has_a_slot():
     tensors = resident_tensors(store, torch.device("cpu"))
     tensors["w"] = tensors["w"].clone()
     module = SimpleNamespace(store=store, expert_tensors=SimpleNamespace(tensors=tensors))
-    worker = SimpleNamespace(draft=None, pagers={}, in_graph=None, layers=["only"], modules=[lambda: module])
+    worker = SimpleNamespace(draft=None, pagers={}, in_graph=None, layers=[LoadedLayer("only", store, lambda: module)])
     healthy = check(list(paged_tables(worker)))
     assert (healthy.layers, healthy.residents, healthy.wrong) == (1, 6, 0)
     tensors["w"].view(torch.uint8)[4, 0, 3] ^= 1
@@ -220,7 +221,7 @@ def main(model: str, results: str) -> None:
     outcome: dict[str, Any] = {"healthy": ask()}
     pager = worker.pagers[1]
     expert, slot = list(pager.resident.slot_of.items())[-1]
-    outcome["damaged"] = {"layer": worker.layers[1], "expert": expert, "slot": slot}
+    outcome["damaged"] = {"layer": worker.layers[1].name, "expert": expert, "slot": slot}
     weights = pager.pool.tensors["w2_weight"][slot].view(torch.int16)
     weights[3, 4] ^= 1
     outcome["flipped"] = ask()

@@ -33,8 +33,8 @@ class Layer:
     moe_config = SimpleNamespace(device="cpu", moe_parallel_config=SimpleNamespace(ep_size=1))
 
     def __init__(self, worker, kind, experts, events):
-        self.layer_name = NAMES[len(worker.layers)]
-        self.place = worker.add_layer(self.layer_name)
+        self.place = worker.add_layer()
+        self.layer_name = NAMES[self.place]
         self.store = HostStore({"w13_weight": torch.zeros(EXPERTS, 16, 16), "w2_weight": torch.zeros(EXPERTS, 16, 16)})
         self.take_slots = lambda: self._take(worker, kind, SimpleNamespace(**experts))
         self.paged, self.events = None, events
@@ -85,11 +85,12 @@ def load(worker, layers):
 def test_layers_are_paged_in_order_once_the_last_is_loaded(make):
     worker, layers, events = make(CPU_KIND, on_device=False)
     worker.finish(layers[0])
-    assert (events, worker.stores) == ([], [])
+    assert (events, worker.layers) == ([], [])
     worker.finish(layers[1])
     assert events == [f"{name} takes slots" for name in NAMES]
-    assert worker.stores == [layer.store for layer in layers]
-    assert [module() for module in worker.modules] == layers
+    assert [(name, store, module()) for name, store, module in worker.layers] == [
+        (layer.layer_name, layer.store, layer) for layer in layers
+    ]
     assert worker.loading.finished == []
     (path,) = counter_files.of_engine("engine")
     assert Counters.open(path).layers == NAMES
@@ -161,7 +162,6 @@ def test_a_worker_holds_on_to_no_layer(make):
     """So that a dropped engine takes its stores along."""
     worker, layers, _ = make(TRITON_KIND, on_device=False)
     load(worker, layers)
-    modules = worker.modules
     layers.clear()
     gc.collect()
-    assert [module() for module in modules] == [None, None]
+    assert [layer.module() for layer in worker.layers] == [None, None]

@@ -105,12 +105,12 @@ def paged_tables(worker: WorkerPaging) -> Iterator[PagedTable]:
     if worker.draft is not None:
         yield from paged_tables(worker.draft)
     for place, pager in worker.pagers.items():
-        yield host_table(worker.layers[place], pager)
+        yield host_table(worker.layers[place].name, pager)
     if worker.in_graph is not None:
-        yield from device_tables(worker.layers, worker.in_graph)
+        yield from device_tables([layer.name for layer in worker.layers], worker.in_graph)
     elif not worker.pagers:
-        for name, module in zip(worker.layers, worker.modules, strict=True):
-            yield resident_table(name, module())
+        for layer in worker.layers:
+            yield resident_table(layer.name, layer.module())
 
 
 def resident_table(layer: str, module: Any) -> PagedTable:

@@ -59,7 +59,7 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
         in_files = settings.backing_store == "checkpoint"
         self._copying = nullcontext() if in_files else CopyInBackground(self._worker.loading.host_copies)
         self._store: ExpertStore | None = None
-        self._place = self._worker.add_layer(self.layer_name)
+        self._place = self._worker.add_layer()
         self._is_finished = False
         self._finish_after_loading()
 

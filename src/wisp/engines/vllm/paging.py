@@ -7,8 +7,9 @@ Then steps run, each from a layer's kernel, and `publish` brings their counts up
 
 import gc
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -33,19 +34,26 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
+class LoadedLayer(NamedTuple):
+    """One layer, all of whose experts are in their store."""
+
+    name: str
+    store: ExpertStore
+    module: Callable[[], Any]
+    """A weak reference to the layer itself, which owns its worker."""
+
+
 @dataclass
 class WorkerPaging:
-    """The paged layers of one worker, in the order in which they were made."""
+    """The paged layers of one worker."""
 
     settings: WispSettings
     vllm_config: "VllmConfig"
     loading: ModelLoading
-    layers: list[str] = field(default_factory=list)
-    """Their names."""
-    stores: list[ExpertStore] = field(default_factory=list)
-    """Of all layers, once they are loaded."""
-    modules: list[Any] = field(default_factory=list)
-    """Weak references to the layers themselves, which own their worker, once they are paged."""
+    made: int = 0
+    """How many layers there are, loaded or not."""
+    layers: list[LoadedLayer] = field(default_factory=list)
+    """In the order in which they were made; all of them, once the last is loaded."""
     slots: int = field(init=False)
     """Experts of each layer that can be resident; before a budget is divided, as few as can serve."""
     pagers: dict[int, ExpertPager] = field(default_factory=dict)
@@ -64,33 +72,38 @@ class WorkerPaging:
         self.kernels = LayerKernels(self.vllm_config)
         self.counting = Counting(self.vllm_config, self.is_draft)
 
-    def add_layer(self, name: str) -> int:
+    @property
+    def stores(self) -> list[ExpertStore]:
+        """Those of the loaded layers."""
+        return [layer.store for layer in self.layers]
+
+    def add_layer(self) -> int:
         """Take up one more layer, before it is loaded; returns its place among them."""
-        self.layers.append(name)
-        return len(self.layers) - 1
+        self.made += 1
+        return self.made - 1
 
     def finish(self, layer: Any) -> None:
         """Take a layer whose store is full. The last one has all of them paged, in the order in which they were made.
 
         All stores have to be there: a kernel that reads them over the link finds them by their distance.
         """
-        layers = self.loading.finish(layer, len(self.layers))
+        layers = self.loading.finish(layer, self.made)
         if not layers:
             return
-        self.stores = [each.store for each in layers]
+        self.layers = [LoadedLayer(each.layer_name, each.store, weakref.ref(each)) for each in layers]
         for each in layers:
             each.take_slots()
 
     def page(self, place: int, kind: KernelKind, experts: Any, layer: Any) -> PagedLayer:
         """Give a loaded layer its slots, and the kernel that computes from them."""
-        device, store = torch.device(layer.moe_config.device), self.stores[place]
+        name, store, module = self.layers[place]
+        assert module() is layer, "layers are loaded in the order in which they were made"
+        device = torch.device(layer.moe_config.device)
         counters = self.counting.counters_for(
             store, experts, layer.moe_config, slots=self.slots, layers=len(self.layers)
         )
-        if place == len(self.modules):
-            row = counters.add_layer(self.layers[place], page_locked=store.page_locked)
-            assert row == place, "layers are paged in the order in which they were made"
-            self.modules.append(weakref.ref(layer))
+        if place == len(counters.layers):  # else it gets other slots
+            counters.add_layer(name, page_locked=store.page_locked)
         if not self.settings.decides_on_device(device.type):
             check_on_host(kind, experts)
             pager = self.pagers[place] = self._make_pager(place, counters, device)
@@ -104,21 +117,22 @@ class WorkerPaging:
 
     def _make_pager(self, place: int, counters: Counters, device: torch.device) -> ExpertPager:
         """One layer's slots, and who is in them."""
-        store = self.stores[place]
+        store = self.layers[place].store
         pool = (BrokenPool if self.settings.break_expert else SlotPool)(store, self.slots, device)
         residents = ResidentSet(store.num_experts, pool.slots, make_policy(self.settings.policy))
         return ExpertPager(residents, store, pool, counters, layer=place)
 
     def _make_in_graph(self, kind: KernelKind, experts: Any, device: torch.device) -> InGraphPaging:
         """The slots of all layers, as long as the first one's kernel, `experts`, stands for those of all."""
-        check_in_graph(self.stores, kind, experts, is_draft=self.is_draft)
+        stores = self.stores
+        check_in_graph(stores, kind, experts, is_draft=self.is_draft)
         torch.cuda.empty_cache()  # what the layers took while vLLM laid them out
         return InGraphPaging(
-            self.stores,
+            stores,
             self.slots,
             device,
-            planar=needs_planar_arena(kind, experts, self.stores[0]),
-            most_slots=self.stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
+            planar=needs_planar_arena(kind, experts, stores[0]),
+            most_slots=stores[0].num_experts,  # addresses are free, memory is taken as slots are asked for
             broken=self.settings.break_expert,
         )
 
@@ -131,7 +145,7 @@ class WorkerPaging:
             ConfigError: the device has too little memory.
         """
         self.slots = slots
-        if self.pages_nothing(self.stores[0]) or not self._grow_in_place(slots):
+        if self.pages_nothing(self.layers[0].store) or not self._grow_in_place(slots):
             self._replace_slots()
         self.counting.set_slots(slots)
 
@@ -153,7 +167,7 @@ class WorkerPaging:
 
     def _replace_slots(self) -> None:
         self.counting.stop_publisher()  # it might hold on to the arena, which would be given back at some later moment
-        layers = [module() for module in self.modules]
+        layers = [layer.module() for layer in self.layers]
         for layer in layers:
             layer.leave_slots()
         self.pagers.clear()

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from wisp.engines.vllm.loading.unloaded import places_of, unload
-from wisp.engines.vllm.paging import WorkerPaging
+from wisp.engines.vllm.paging import LoadedLayer, WorkerPaging
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import CheckpointError, UnsupportedError
 from wisp.pager.checkpoint_store import CheckpointStore
@@ -199,7 +199,9 @@ def test_parameters_without_memory_are_parameters_all_the_same():
 
 def test_a_start_does_not_end_with_a_file_that_was_written_to_meanwhile(tmp_path):
     store = write_store(HostStore({"w2": torch.empty(3, 4, 4, dtype=DTYPE)}), tmp_path / "file")
-    worker = WorkerPaging(WispSettings(2, backing_store="checkpoint"), None, None, stores=[store])
+    worker = WorkerPaging(
+        WispSettings(2, backing_store="checkpoint"), None, None, layers=[LoadedLayer("layer", store, lambda: None)]
+    )
     worker.forget_warm_up()
     os.truncate(tmp_path / "file", 8)
     with pytest.raises(CheckpointError, match="was written to while it is a backing store"):

@@ -90,7 +90,7 @@ def start(wrapper: Any) -> RecordingStarted | str | None:
     except WispError as error:  # it would not cross to another process as what it is
         return str(error)
     setattr(worker, _PLACE, WorkerRecorder(worker, source))
-    return RecordingStarted(len(paging.layers), source.num_experts, paging.stores[0].expert_bytes)
+    return RecordingStarted(len(paging.layers), source.num_experts, paging.layers[0].store.expert_bytes)
 
 
 def take(wrapper: Any, wait: bool) -> RecordedRouting | str | None:
