@@ -52,6 +52,17 @@ def test_a_model_is_recorded_with_all_experts_resident_unless_told(wisp, model, 
     assert (requests[1].script.conversations[0].turns, requests[1].script.max_tokens) == (("hello",), 3)
 
 
+def test_the_experts_of_a_downloaded_model_are_counted(wisp, requests, tmp_path, monkeypatch):
+    pytest.importorskip("vllm")
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    kept = tmp_path / "models--Owner--Some-MoE"
+    for place, text in (("refs/main", "1234"), ("snapshots/1234/config.json", '{"num_experts": 16}')):
+        (kept / place).parent.mkdir(parents=True)
+        (kept / place).write_text(text)
+    assert wisp("record", "Owner/Some-MoE", "-o", tmp_path / "t.npz").code == 0
+    assert requests[0].settings["expert_slots"] == 16
+
+
 def test_the_experts_of_a_text_model_inside_another_are_found(wisp, model, requests, tmp_path):
     config = model / "config.json"
     config.write_text(json.dumps({"model_type": "kimi_vl", "text_config": json.loads(config.read_text())}))

@@ -1,13 +1,14 @@
 """`wisp record MODEL|URL -o trace.npz`: routing and KV references of an engine, our own or a running server's."""
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from wisp.conversations import Script, plain_script, read_script
-from wisp.errors import ConfigError, RecordingError
+from wisp.errors import ConfigError, NotDownloadedError, RecordingError
 from wisp.policies import POLICIES
 from wisp.recording import Recording
 
@@ -123,12 +124,16 @@ def _record_model(
 
 
 def _all_experts(model: str) -> str:
-    """As many slots as a layer of this local checkpoint has experts."""
+    """As many slots as a layer of this checkpoint, which has to be here, has experts."""
     from wisp.cli.checkpoint import check_experts, expert_counts, local_folder, read_config
+    from wisp.cli.hub_cache import config_of
 
     folder = local_folder(model)
     if _HOST_AND_PORT.fullmatch(model) and not Path(model).exists():
         raise ConfigError(f"{model} is no model; if a server runs there, write http://{model}")
+    if folder is None:
+        with suppress(NotDownloadedError):
+            folder = config_of(model).parent
     counts = []
     if folder is not None:
         check_experts(folder, 1)
