@@ -5,7 +5,7 @@ import json
 import pytest
 
 from wisp.cli.verify import _slot_counts, _workload
-from wisp.errors import ConfigError
+from wisp.errors import ConfigError, VerifyError
 
 
 def test_prompts_are_lines_of_text_or_the_turns_of_conversations(tmp_path):
@@ -29,6 +29,23 @@ def test_a_missing_vllm_is_no_difference(wisp, model, monkeypatch):
     ended = wisp("verify", model, "--slots", "4")
     assert ended.code == 2
     assert "vLLM is not installed" in ended.err
+
+
+def test_what_was_compared_is_shown_although_a_later_engine_fails(wisp, model, monkeypatch):
+    pytest.importorskip("vllm")
+    from wisp.engines.vllm.verify.arm import Answer, ArmResult
+    from wisp.engines.vllm.verify.compare import run_arm
+
+    def answer(model, settings, *_, **__):
+        if settings and settings["expert_slots"] == 8:
+            raise VerifyError("the engine ended with code 1")
+        return ArmResult([Answer([7], [{"7": -0.5}], 0)], [], {"references": 4.0, "faults": 1.0}, 1.0)
+
+    monkeypatch.setattr(f"{run_arm.__module__}.run_arm", answer)
+    ended = wisp("verify", model, "--slots", "4,8,12")
+    assert ended.code == 2
+    assert ended.err.endswith("wisp: the engine ended with code 1\n")
+    assert [line.split()[0] for line in ended.out.splitlines() if "identical" in line] == ["4"]
 
 
 def test_slots_are_1_or_more():

@@ -1,5 +1,7 @@
 """`wisp verify MODEL`: is the paged output the unpaged one, bit by bit?"""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -101,20 +103,20 @@ def _engines(model: str, settings: list["WispSettings"], workload: "Workload", f
         unpaged = run_arm(model, None, workload, flags)
     table = _table(f"{model}: paged against unpaged, same schedule", "cached", "hits", "faults")
     same = True
-    for each in settings:
-        with working(console, f"paged: {each.expert_slots} slots"):
-            paged = run_arm(model, asdict(each), workload, flags)
-        assert paged.counters is not None, "an engine that was not paged has raised"
-        verdict = judge(unpaged, paged)
-        same = same and verdict.identical
-        table.add_row(
-            *_cells(each.expert_slots, verdict, len(paged.steps)),
-            f"{verdict.cached_tokens}",
-            f"{hit_ratio(paged.counters):.1%}" if paged.counters["references"] else "-",
-            f"{paged.counters['faults']:.0f}",
-            _verdict(verdict.identical),
-        )
-    show(console, table)
+    with _shown(table):
+        for each in settings:
+            with working(console, f"paged: {each.expert_slots} slots"):
+                paged = run_arm(model, asdict(each), workload, flags)
+            assert paged.counters is not None, "an engine that was not paged has raised"
+            verdict = judge(unpaged, paged)
+            same = same and verdict.identical
+            table.add_row(
+                *_cells(each.expert_slots, verdict, len(paged.steps)),
+                f"{verdict.cached_tokens}",
+                f"{hit_ratio(paged.counters):.1%}" if paged.counters["references"] else "-",
+                f"{paged.counters['faults']:.0f}",
+                _verdict(verdict.identical),
+            )
     return same
 
 
@@ -124,12 +126,12 @@ def _clients(model: str, settings: list["WispSettings"], clients: int, max_token
     title = f"{model}: paged server against the unpaged engine, same schedule"
     table = _table(title, "clients")
     same = True
-    for each in settings:
-        with working(console, f"{clients} clients at {each.expert_slots} slots, then their schedule unpaged"):
-            verdict, steps = compare_under_clients(model, each, clients, flags, max_tokens=max_tokens)
-        same = same and verdict.identical
-        table.add_row(*_cells(each.expert_slots, verdict, steps), str(clients), _verdict(verdict.identical))
-    show(console, table)
+    with _shown(table):
+        for each in settings:
+            with working(console, f"{clients} clients at {each.expert_slots} slots, then their schedule unpaged"):
+                verdict, steps = compare_under_clients(model, each, clients, flags, max_tokens=max_tokens)
+            same = same and verdict.identical
+            table.add_row(*_cells(each.expert_slots, verdict, steps), str(clients), _verdict(verdict.identical))
     return same
 
 
@@ -139,22 +141,32 @@ def _layerwise(model: str, settings: list["WispSettings"], workload: "Workload",
     columns = ("slots", "layer", "calls", "identical", "max diff", "verdict")
     table = Table(*columns, title=f"{model}: each layer against itself with all experts", box=box.SIMPLE)
     same = True
-    for each in settings:
-        with working(console, f"{each.expert_slots} slots, layer by layer"):
-            result = run_arm(model, asdict(each), workload, flags, layerwise=True)
-        for layer in result.layers:
-            identical = layer.calls > 0 and layer.identical == layer.calls
-            same = same and identical
-            table.add_row(
-                str(each.expert_slots),
-                layer.layer,
-                str(layer.calls),
-                str(layer.identical),
-                f"{layer.largest_difference:.3g}",
-                _verdict(identical),
-            )
-    show(console, table)
+    with _shown(table):
+        for each in settings:
+            with working(console, f"{each.expert_slots} slots, layer by layer"):
+                result = run_arm(model, asdict(each), workload, flags, layerwise=True)
+            for layer in result.layers:
+                identical = layer.calls > 0 and layer.identical == layer.calls
+                same = same and identical
+                table.add_row(
+                    str(each.expert_slots),
+                    layer.layer,
+                    str(layer.calls),
+                    str(layer.identical),
+                    f"{layer.largest_difference:.3g}",
+                    _verdict(identical),
+                )
     return same
+
+
+@contextmanager
+def _shown(table: Table) -> Iterator[None]:
+    """Show what has been compared at the end, also where a later engine fails or Ctrl-C ends it."""
+    try:
+        yield
+    finally:
+        if table.row_count:
+            show(console, table)
 
 
 def _table(title: str, *more: str) -> Table:
