@@ -1,5 +1,6 @@
-"""The `wisp` script: the command line, or what to install where a package that it needs is missing."""
+"""The `wisp` script: the command line, what to install where a package of it is missing, and Ctrl-C meanwhile."""
 
+import signal
 import sys
 
 NEEDED = ("typer", "rich", "httpx", "prometheus_client", "openai")
@@ -12,6 +13,8 @@ def main() -> None:
         from wisp.cli.main import main as run
 
         run()
+    except KeyboardInterrupt:  # while the command line is still being loaded
+        sys.exit(128 + signal.SIGINT)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in NEEDED:
