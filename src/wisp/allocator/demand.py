@@ -52,14 +52,7 @@ def traced_demand(trace: RoutingTrace, shape: ModelShape, workload: Workload) ->
     Raises:
         TraceError: the trace is of another model, or has no decode step.
     """
-    if (trace.num_experts, trace.layers) != (shape.num_experts, shape.moe_layers):
-        raise TraceError(
-            f"the trace has {trace.layers} layers of {trace.num_experts} experts but the model has "
-            f"{shape.moe_layers} of {shape.num_experts}; record a trace of this model"
-        )
-    if not trace.steps:
-        raise TraceError("the trace has no steps; record one while the server is answering")
-    _check_top_k(trace, shape)
+    check_trace(trace, shape)
     if trace.tokens is None:
         decodes = np.ones(trace.steps, dtype=np.bool_)
         streams = max(1.0, float(trace.widths().mean()) / shape.top_k)
@@ -75,6 +68,18 @@ def traced_demand(trace: RoutingTrace, shape: ModelShape, workload: Workload) ->
         )
     misses, touched = _warm_misses(trace, decodes, min(WARM_STEPS, int(decodes.sum()) // 8))
     return ExpertDemand(misses, streams, touched, what)
+
+
+def check_trace(trace: RoutingTrace, shape: ModelShape) -> None:
+    """`TraceError` if the trace is of another model, or of nothing."""
+    if (trace.num_experts, trace.layers) != (shape.num_experts, shape.moe_layers):
+        raise TraceError(
+            f"the trace has {trace.layers} layers of {trace.num_experts} experts but the model has "
+            f"{shape.moe_layers} of {shape.num_experts}; record a trace of this model"
+        )
+    if not trace.steps:
+        raise TraceError("the trace has no steps; record one while the server is answering")
+    _check_top_k(trace, shape)
 
 
 def _check_top_k(trace: RoutingTrace, shape: ModelShape) -> None:

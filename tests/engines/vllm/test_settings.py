@@ -80,7 +80,17 @@ def test_what_is_for_planning_is_refused_where_nothing_is_planned(given):
         WispSettings.parse({"expert_slots": 4, **given})
 
 
-@pytest.mark.parametrize("given", [{"conversations": 0}, {"conversations": "4"}, {"trace": 1}, {"calibration": ""}])
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"conversations": 0},
+        {"conversations": -4},
+        {"conversations": True},
+        {"conversations": "4"},
+        {"trace": 1},
+        {"calibration": ""},
+    ],
+)
 def test_planning_by_nonsense_is_refused(given):
     with pytest.raises(ConfigError, match=f"{next(iter(given))} must be"):
         WispSettings.parse({"gpu_memory": "24GiB", **given})

@@ -96,15 +96,17 @@ class WispSettings:
         elif self.expert_slots < 1:
             raise ConfigError(f"expert_slots must be 1 or more, not {self.expert_slots}")
         for name in ("conversations", "trace", "calibration"):
-            value, kind = getattr(self, name), int if name == "conversations" else str
+            value = getattr(self, name)
             if value is None:
                 continue
             if not self.plans:
                 raise ConfigError(f"{name} is for the division of gpu_memory, which is not asked for; leave it out")
-            if isinstance(value, bool) or not isinstance(value, kind) or not value:
-                raise ConfigError(
-                    f"{name} must be {'a number' if kind is int else 'the name of a file'}, not {value!r}"
-                )
+            if name == "conversations":
+                what, is_right = "a number of 1 or more", type(value) is int and value >= 1
+            else:
+                what, is_right = "the name of a file", isinstance(value, str) and value != ""
+            if not is_right:
+                raise ConfigError(f"{name} must be {what}, not {value!r}")
 
     @property
     def gpu_memory_bytes(self) -> int | None:

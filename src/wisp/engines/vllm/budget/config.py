@@ -3,7 +3,7 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from wisp.allocator.calibration import Calibration
+from wisp.engines.vllm.budget.plan_inputs import PlanInputs
 from wisp.engines.vllm.settings import WispSettings
 from wisp.errors import ConfigError
 from wisp.pager.host_memory import HostMemory
@@ -24,15 +24,13 @@ def go_by_budget(engine_args: Any, vllm_config: "VllmConfig", settings: WispSett
         settings: with a budget.
 
     Raises:
-        ConfigError: another setting sizes the KV too, the machine has less than the budget, or the calibration is of
-            another kind of device.
+        ConfigError: another setting sizes the KV too, or the machine has less than the budget. `PlanInputs.read` has
+            more.
     """
     from vllm.platforms import current_platform
 
     total = settings.gpu_memory_bytes
     assert total is not None, "there is a budget to go by"
-    if settings.calibration is not None:
-        Calibration.load(settings.calibration).check_device("cpu" if current_platform.is_cpu() else "cuda")
     _refuse_contradictions(engine_args)
     _refuse_unlike_ranks(vllm_config.parallel_config)
     if vllm_config.speculative_config is not None:
@@ -40,6 +38,7 @@ def go_by_budget(engine_args: Any, vllm_config: "VllmConfig", settings: WispSett
             "with --speculative-config gpu_memory cannot be divided yet; set the split by hand with expert_slots and "
             "--kv-cache-memory-bytes"
         )
+    PlanInputs.read(vllm_config, settings)  # what is wrong with them is told before a model is loaded
     if current_platform.is_cpu():
         if os.environ.get(KV_SPACE_VARIABLE):
             raise ConfigError(

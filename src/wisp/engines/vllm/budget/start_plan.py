@@ -8,19 +8,17 @@ by the numbers of the one with the least room, and so choose alike.
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from wisp.allocator import Budget, ModelShape, Plan, Question, Workload, make_plan, model_shape, read_model_shape
-from wisp.allocator.calibration import STATED, Calibration
-from wisp.allocator.calibration_files import find, installed_versions
+from wisp.allocator import Budget, Plan, Question, make_plan
+from wisp.allocator.calibration import STATED
 from wisp.allocator.engine_facts import EngineFacts
 from wisp.allocator.explanation import why
 from wisp.allocator.kv_choice import chosen_kv
 from wisp.allocator.kv_layout import KvLayout
-from wisp.allocator.machine import cpu_name
 from wisp.byte_text import size_from
 from wisp.engines.vllm import failure
+from wisp.engines.vllm.budget.plan_inputs import PlanInputs
 from wisp.engines.vllm.budget.start_room import CUDA_CONTEXT_BYTES
 from wisp.engines.vllm.ranks import least_of_all_ranks
 from wisp.errors import ConfigError, UnsupportedError
@@ -63,9 +61,12 @@ def kv_bytes_at_start(vllm_worker: Any, paging: "WorkerPaging", measure: Callabl
     fixed = {} if on_cpu else _measured(vllm_worker, paging, total, measure)
     layout = _layout(vllm_worker)
     facts = EngineFacts(_slot_bytes(paging), layout, fixed)
-    choice = _choice(_question(vllm_worker.vllm_config, paging.settings, facts, total), paging.settings)
+    inputs = PlanInputs.read(vllm_worker.vllm_config, paging.settings)
+    choice = _choice(_question(vllm_worker.vllm_config, inputs, facts, total), inputs.recording, paging.settings)
     kv_bytes = choice.kv_blocks * layout.block_bytes
     if vllm_worker.is_driver_worker:
+        for doubt in inputs.doubts:
+            logger.warning("%s", doubt)
         for line in choice.lines:
             logger.info("%s", line)
     if on_cpu:
@@ -102,10 +103,9 @@ def _measured(vllm_worker: Any, paging: "WorkerPaging", total_bytes: int, measur
     return {**parts, "rest of the engine": total_bytes - pageable_bytes - sum(parts.values())}
 
 
-def _choice(question: Question, settings: "WispSettings") -> _Choice:
+def _choice(question: Question, recording: Recording | None, settings: "WispSettings") -> _Choice:
     """By the plan, or by what the settings say of the slots."""
     if settings.expert_slots is None:
-        recording = None if settings.trace is None else Recording.load(settings.trace)
         kv = chosen_kv(question, recording, is_prior_asked_for=settings.conversations is not None)
         answer = make_plan(question, None if recording is None else recording.phase("auto"), kv)
         chosen = answer.choice.candidate
@@ -116,38 +116,11 @@ def _choice(question: Question, settings: "WispSettings") -> _Choice:
     return _Choice(slots, blocks, [told + _where_bytes_go(budget, question.layout, slots, blocks)])
 
 
-def _question(config: "VllmConfig", settings: "WispSettings", facts: EngineFacts, total_bytes: int) -> Question:
-    shape = _shape(config)
-    rates = _rates(settings, str(shape))
-    scheduler = config.scheduler_config
-    workload = Workload.typical(
-        config.model_config.max_model_len,
-        scheduler.max_num_seqs,
-        conversations=settings.conversations,
-        chunk=scheduler.max_num_batched_tokens,
-    )
+def _question(config: "VllmConfig", inputs: PlanInputs, facts: EngineFacts, total_bytes: int) -> Question:
+    shape = inputs.shape
     kv_dtype = "fp8" if str(config.cache_config.cache_dtype).startswith("fp8") else "auto"
     of_a_rank = replace(shape, expert_bytes=facts.slot_bytes // shape.moe_layers, longest_context=None)
-    return Question(of_a_rank, total_bytes, workload, kv_dtype, rates, facts=facts)
-
-
-def _rates(settings: "WispSettings", model: str) -> Calibration:
-    """Those that the settings name, or that are kept of this machine and model, or the stated ones."""
-    from vllm.platforms import current_platform
-
-    machine = cpu_name() if current_platform.is_cpu() else str(current_platform.get_device_name())
-    if settings.calibration is None:
-        return find(machine, model) or STATED
-    rates = Calibration.load(settings.calibration)
-    for doubt in rates.warnings(machine, model, installed_versions()):
-        logger.warning("%s", doubt)
-    return rates
-
-
-def _shape(config: "VllmConfig") -> ModelShape:
-    """By the checkpoint's own configuration where it lies here, else by what vLLM made of it."""
-    model = config.model_config.model
-    return read_model_shape(model) if Path(model).is_dir() else model_shape(config.model_config.hf_config.to_dict())
+    return Question(of_a_rank, total_bytes, inputs.workload, kv_dtype, inputs.rates, facts=facts)
 
 
 def _blocks_beside(slots: int, question: Question) -> int:
