@@ -28,10 +28,11 @@ def machine(tmp_path):
             (self.proc / "self").mkdir()
             (self.proc / "self" / "cgroup").write_text(lines)
 
-        def v2(self, limit, usage, inactive_file=0, active_file=0, group=""):
+        def v2(self, limit, usage, inactive_file=0, active_file=0, group="", high="max"):
             folder = self.cgroup / group
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "memory.max").write_text(f"{limit}\n")
+            (folder / "memory.high").write_text(f"{high}\n")
             (folder / "memory.current").write_text(f"{usage}\n")
             (folder / "memory.stat").write_text(f"anon 5\ninactive_file {inactive_file}\nactive_file {active_file}\n")
 
@@ -57,6 +58,12 @@ def test_without_a_control_group_the_machine_counts(machine):
 def test_a_smaller_limit_counts(machine, version):
     getattr(machine, version)(limit=8 * GIB, usage=3 * GIB)
     assert machine.read() == HostMemory(5 * GIB, "the control group's memory limit")
+
+
+@pytest.mark.parametrize("limit", ["max", 8 * GIB])
+def test_a_limit_beyond_which_a_group_is_slowed_down_counts(machine, limit):
+    machine.v2(limit=limit, usage=3 * GIB, high=7 * GIB)
+    assert machine.read() == HostMemory(4 * GIB, "the control group's memory limit")
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Literal
 
@@ -76,22 +77,25 @@ def _meminfo(path: Path, key: str) -> int:
 
 
 _CGROUP_VERSIONS = (
-    ("", "memory.max", "memory.current", ("inactive_file", "active_file")),
+    ("", ("memory.max", "memory.high"), "memory.current", ("inactive_file", "active_file")),
     (
         "memory",
-        "memory.limit_in_bytes",
+        ("memory.limit_in_bytes",),
         "memory.usage_in_bytes",
         ("total_inactive_file", "total_active_file"),
     ),
 )
-"""Controller (version 2 has one tree for all), and what version 2 and version 1 call limit, usage and page cache."""
+"""Controller (version 2 has one tree for all), and what version 2 and version 1 call limits, usage and page cache.
+
+Beyond `memory.high` nothing fails, but every allocation is slowed down until something is given back.
+"""
 
 
 def _cgroup_available(proc: Path, cgroup: Path) -> int | None:
     """Bytes left under the tightest limit around this process; None where there is no limit."""
     left = []
-    for controller, limit_name, usage_name, cache_keys in _CGROUP_VERSIONS:
-        for folder in _own_groups(proc, cgroup, controller):
+    for controller, limit_names, usage_name, cache_keys in _CGROUP_VERSIONS:
+        for folder, limit_name in product(_own_groups(proc, cgroup, controller), limit_names):
             try:
                 limit = int((folder / limit_name).read_text())
                 usage = int((folder / usage_name).read_text())
