@@ -132,10 +132,11 @@ def replay(
             drawn = [random.sample(range(experts), top_k) for _ in range(tokens)]
             drawn = drawn if trace is None else np.reshape(trace.layer(layer)[step], (tokens, top_k))
             ids = torch.tensor(drawn, dtype=torch.int32)
-            if step % 3 == 0:  # as an engine pads a step to the size of a graph
-                ids = torch.cat([ids, torch.full((2, top_k), NOT_RESIDENT, dtype=torch.int32)])
-            plan = resident.plan(ids[ids >= 0].tolist(), direct=True)
-            needed[layer].append(set(ids[ids >= 0].tolist()))
+            if step % 3 == 0:  # as an engine pads a step to the size of a graph, and with ids that no expert has
+                ids = torch.cat([ids, torch.tensor([[NOT_RESIDENT], [experts]], dtype=torch.int32).expand(2, top_k)])
+            named = ids[(ids >= 0) & (ids < experts)].tolist()
+            plan = resident.plan(named, direct=True)
+            needed[layer].append(set(named))
             faults[layer] += plan.faults
             evictions[layer] += len(plan.evictions)
             direct += len(plan.direct)
@@ -143,7 +144,7 @@ def replay(
             if layers.state.slot_of[layer].tolist() != resident.slot_table().tolist():
                 wrong.append(f"step {step}, layer {layer}: page table")
             for expert, row in zip(ids.flatten().tolist(), rows.tolist(), strict=True):
-                if expert < 0:
+                if not 0 <= expert < experts:
                     wrong += [f"step {step}, layer {layer}: row of padding"] if row != NOT_RESIDENT else []
                 elif not layers.holds(layer, row, expert):
                     wrong.append(f"step {step}, layer {layer}: bytes of expert {expert}")
