@@ -1,7 +1,6 @@
 """Stores that other threads page-lock while the checkpoint is read."""
 
-from concurrent.futures import ThreadPoolExecutor
-
+from wisp.pager.background_tasks import BackgroundTasks
 from wisp.pager.store import HostStore
 
 THREADS = 4
@@ -23,10 +22,8 @@ class PageLocking:
 
     def begin(self) -> None:
         """Have what was added locked."""
-        if not self._waiting:
-            return
-        threads = ThreadPoolExecutor(THREADS, "wisp-page-lock")
+        tasks = BackgroundTasks()
         for store in self._waiting:
-            store.lock_by(threads)
+            store.lock_by(tasks)
         self._waiting.clear()
-        threads.shutdown(wait=False)  # they end once all is locked
+        tasks.start(THREADS, "wisp-page-lock")
