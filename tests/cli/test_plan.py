@@ -371,13 +371,20 @@ def test_the_size_that_a_refusal_advises_is_taken_as_it_stands(refused, planned)
     assert planned(QWEN, "--gpu-memory", advised)["choice"]["expert_slots"] == 8
 
 
+@pytest.mark.parametrize(("conversations", "sequences"), [(2, 2), (4, 4), (9, 4)])
+def test_no_more_run_at_once_than_there_are_conversations(planned, conversations, sequences):
+    found = planned(QWEN, "--gpu-memory", "24GiB", "--conversations", conversations)
+    assert (found["workload"]["sequences"], found["workload"]["conversations"]) == (sequences, conversations)
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [
         (("--max-num-seqs", "0"), "--max-num-seqs must be 1 or more, not 0"),
         (("--max-model-len", "-5"), "--max-model-len must be 1 or more, not -5"),
         (("--max-model-len", "50000"), "made for 40960 tokens; set it to 40960 or less"),
-        (("--conversations", "2"), "set it to 4 or more"),
+        (("--max-num-seqs", "4", "--conversations", "2"), "set it to 4 or more"),
+        (("--conversations", "0"), "set it to 1 or more"),
         (("--kv-cache-dtype", "int3"), "auto or fp8"),
         (("--engine-overhead", "2"), "--engine-overhead 2GiB"),
         (("--trace", "/no/such.npz"), "/no/such.npz cannot be read"),

@@ -110,6 +110,12 @@ def test_a_budget_is_planned_for_the_usual_workload_and_says_so(wisp, full_model
     assert ended.err == "wisp: planning for --max-num-seqs 4 --max-model-len 8192, for nothing else is said\n"
 
 
+def test_no_more_run_at_once_than_there_are_conversations(wisp, full_model):
+    arguments, settings, _ = wisp("serve", full_model, "--gpu-memory", "24GiB", "--conversations", "2").started[0]
+    assert arguments[1:3] == ["--max-num-seqs", "2"]
+    assert settings.conversations == 2
+
+
 def test_the_usual_workload_of_a_model_on_a_hub_has_a_length_once_it_is_downloaded(
     wisp, qwen_config, tmp_path, monkeypatch
 ):

@@ -15,6 +15,11 @@ USUAL_CONTEXT, USUAL_SEQUENCES = 8192, 4
 _NEW_TOKENS, _OUTPUT_TOKENS = 512, 256
 
 
+def usual_sequences(conversations: int | None) -> int:
+    """How many run at once where nobody says: no more than there are conversations."""
+    return USUAL_SEQUENCES if conversations is None else max(1, min(USUAL_SEQUENCES, conversations))
+
+
 @dataclass(frozen=True)
 class Workload:
     """Turns that `sequences` streams take side by side; all lengths are in tokens."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from wisp.allocator.machine import cpu_name, gpu_bytes, gpu_name
-from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES
+from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES, usual_sequences
 from wisp.errors import ConfigError, UnsupportedError
 from wisp.units import format_bytes, parse_budget
 
@@ -26,7 +26,10 @@ def plan(
     max_model_len: Annotated[
         int | None, typer.Option(metavar="N", help=f"Longest sequence in tokens; {USUAL_CONTEXT} if left.")
     ] = None,
-    max_num_seqs: Annotated[int, typer.Option(metavar="N", help="Sequences at once.")] = USUAL_SEQUENCES,
+    max_num_seqs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help=f"Sequences at once; {USUAL_SEQUENCES} if left, or fewer --conversations."),
+    ] = None,
     max_num_batched_tokens: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a prefill step; as --max-model-len, 2048 to 8192.")
     ] = None,
@@ -77,7 +80,8 @@ def plan(
             f"give less, or leave out the calibration of another machine"
         )
     context = min(USUAL_CONTEXT, shape.longest_context or USUAL_CONTEXT) if max_model_len is None else max_model_len
-    workload = Workload.typical(context, max_num_seqs, conversations=conversations, chunk=max_num_batched_tokens)
+    sequences = usual_sequences(conversations) if max_num_seqs is None else max_num_seqs
+    workload = Workload.typical(context, sequences, conversations=conversations, chunk=max_num_batched_tokens)
     question = Question(shape, total_bytes, workload, kv_cache_dtype, rates, overhead, in_files)
     recording = None if trace is None else Recording.load(trace)
     kv = chosen_kv(question, recording, is_prior_asked_for=conversations is not None)

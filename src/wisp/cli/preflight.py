@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wisp.allocator.model_shape import read_model_shape
-from wisp.allocator.workload import USUAL_CONTEXT, USUAL_SEQUENCES
+from wisp.allocator.workload import USUAL_CONTEXT, usual_sequences
 from wisp.cli.checkpoint import check_checkpoint, check_experts, local_folder
 from wisp.cli.forwarding import flag_value
 from wisp.cli.hub_cache import config_of
@@ -68,7 +68,7 @@ def check_budget(gpu_memory: str, args: Sequence[str]) -> None:
             raise ConfigError(f"{flag} and --gpu-memory both say how much memory KV gets; use one of the two, not both")
 
 
-def usual_workload(model: str, args: Sequence[str]) -> list[str]:
+def usual_workload(model: str, args: Sequence[str], conversations: int | None) -> list[str]:
     """Flags for what the user has left open of the workload, as `wisp plan` takes it.
 
     vLLM's own defaults, hundreds of sequences of the model's full length at once, are an admission floor that hardly
@@ -76,7 +76,7 @@ def usual_workload(model: str, args: Sequence[str]) -> list[str]:
     """
     added = []
     if flag_value(args, "--max-num-seqs") is None:
-        added += ["--max-num-seqs", str(USUAL_SEQUENCES)]
+        added += ["--max-num-seqs", str(usual_sequences(conversations))]
     if flag_value(args, "--max-model-len") is None:
         with suppress(NotDownloadedError):  # vLLM knows how long it can be once it has the configuration
             longest = read_model_shape(config_of(model)).longest_context or USUAL_CONTEXT

@@ -78,7 +78,7 @@ def serve(
     }
     settings = check_serve(model, expert_slots, device, args, policy=policy, **options)
     if settings.plans:
-        added = usual_workload(model, args)
+        added = usual_workload(model, args, conversations)
         if added:
             typer.echo(f"wisp: planning for {' '.join(added)}, for nothing else is said", err=True)
         args += added
