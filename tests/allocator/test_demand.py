@@ -125,7 +125,8 @@ def test_a_trace_that_says_nothing_of_this_model_is_refused(trace, told):
         ({"context": 8, "sequences": 2000}, "1024 at most"),
         ({"context": 8, "sequences": 1, "chunk": 0}, "--max-num-batched-tokens"),
         ({"context": 8, "sequences": 4, "chunk": 3}, "is 3 but 4 sequences decode a token each"),
-        ({"context": 8, "sequences": 4, "conversations": 3}, "--conversations is 3"),
+        ({"context": 8, "sequences": 4, "conversations": 3}, "set it to 4 or more, or --max-num-seqs to 3$"),
+        ({"context": 8, "sequences": 4, "conversations": 0}, "set it to 4 or more$"),
     ],
 )
 def test_a_workload_that_makes_no_sense_is_refused(arguments, told):

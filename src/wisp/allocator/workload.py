@@ -65,8 +65,9 @@ class Workload:
                 f"to {sequences} or more"
             )
         if conversations < sequences:
+            fewer = f", or --max-num-seqs to {conversations}" if conversations > 0 else ""
             raise ConfigError(
-                f"--conversations is {conversations} but {sequences} run at once; set it to {sequences} or more"
+                f"--conversations is {conversations} but {sequences} run at once; set it to {sequences} or more{fewer}"
             )
         new, output = max(1, min(_NEW_TOKENS, context // 4)), max(1, min(_OUTPUT_TOKENS, context // 4))
         return cls(context, sequences, conversations, chunk, context // 2, new, output)

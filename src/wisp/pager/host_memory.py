@@ -255,7 +255,7 @@ def advise(first: int, nbytes: int, advice: int) -> bool:
 
 
 def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object], workers: int = MOST_WORKERS) -> None:
-    """Call work(address, bytes) on pieces that begin at huge pages; ctypes releases the interpreter lock meanwhile."""
+    """Call work(address, bytes) on pieces as long as huge pages; ctypes releases the interpreter lock meanwhile."""
     first, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
     if workers == 1:
         for start in range(first, end, MOST_PIECE_BYTES):
