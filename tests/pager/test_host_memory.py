@@ -139,8 +139,14 @@ def test_a_store_that_does_not_fit_says_what_is_missing():
         memory.check(20 * GIB, "the backing store of m")
     assert str(error.value) == (
         "the backing store of m needs 20GiB of host memory, but the control group's memory limit leaves 7GiB "
-        "(after 1GiB of headroom); give the process 13GiB more, or serve a smaller or more strongly quantised model"
+        "(after 1GiB of headroom); give the process 13GiB more, leave unquantised experts in the checkpoint's files "
+        "(backing_store), or serve a smaller or more strongly quantised model"
     )
+
+
+def test_what_is_no_store_says_what_else_to_lower():
+    with pytest.raises(HostMemoryError, match=r"give the process 13GiB more, or lower gpu_memory$"):
+        HostMemory(8 * GIB, "the machine's available memory").check(20 * GIB, "KV", remedy="or lower gpu_memory")
 
 
 def test_this_machine_says():

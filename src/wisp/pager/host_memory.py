@@ -28,6 +28,11 @@ PAGE_LOCK_CHOICES: tuple[PageLock, ...] = ("auto", "require", "off")
 HEADROOM_BYTES = 1 << 30
 """Left to the rest of the system when the available memory is checked."""
 
+LESS_FOR_EXPERTS = (
+    "leave unquantised experts in the checkpoint's files (backing_store), or serve a smaller or more strongly "
+    "quantised model"
+)
+
 PAGE_BYTES = 2 << 20
 """A huge page."""
 MOST_WORKERS = 16
@@ -54,15 +59,15 @@ class HostMemory:
             return machine
         return cls(limit, "the control group's memory limit")
 
-    def check(self, need_bytes: int, what: str) -> None:
-        """Raise `HostMemoryError` unless `need_bytes` fit beside `HEADROOM_BYTES`."""
+    def check(self, need_bytes: int, what: str, *, remedy: str = LESS_FOR_EXPERTS) -> None:
+        """Raise `HostMemoryError` unless `need_bytes` fit beside `HEADROOM_BYTES`; `remedy` is what to do else."""
         room = self.available_bytes - HEADROOM_BYTES
         if need_bytes <= room:
             return
         raise HostMemoryError(
             f"{what} needs {format_bytes(need_bytes)} of host memory, but {self.limited_by} leaves "
             f"{format_bytes(max(room, 0))} (after {format_bytes(HEADROOM_BYTES)} of headroom); give the process "
-            f"{format_bytes(need_bytes - room)} more, or serve a smaller or more strongly quantised model"
+            f"{format_bytes(need_bytes - room)} more, {remedy}"
         )
 
 

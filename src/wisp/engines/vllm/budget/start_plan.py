@@ -71,7 +71,8 @@ def kv_bytes_at_start(vllm_worker: Any, paging: "WorkerPaging", measure: Callabl
             logger.info("%s", line)
     if on_cpu:
         need = kv_bytes + (choice.slots - paging.slots) * facts.slot_bytes
-        HostMemory.read().check(need, f"what gpu_memory {paging.settings.gpu_memory} gives to slots and KV")
+        what = f"what gpu_memory {paging.settings.gpu_memory} gives to slots and KV"
+        HostMemory.read().check(need, what, remedy="or lower gpu_memory")
     if choice.slots != paging.slots:
         paging.make_slots(choice.slots)
     vllm_worker.cache_config.kv_cache_memory_bytes = kv_bytes if on_cpu else None
