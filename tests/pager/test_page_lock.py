@@ -171,8 +171,7 @@ def test_a_store_that_nobody_was_to_lock_is_locked_when_that_is_asked(runtime):
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("first", [0, 1, 4096, 5000])
-def test_pages_are_provided_and_keep_what_is_written(first, workers, monkeypatch):
-    monkeypatch.setattr(host_memory, "MOST_PIECE_BYTES", 1 << 20)
+def test_pages_are_provided_and_keep_what_is_written(first, workers):
     mapped = mmap.mmap(-1, 6 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
     memory[first] = 7

@@ -37,8 +37,6 @@ PAGE_BYTES = 2 << 20
 """A huge page."""
 MOST_WORKERS = 16
 """Threads that provide pages where nothing else goes on."""
-MOST_PIECE_BYTES = 64 << 20
-"""Provided at a time where something does: nobody can map memory meanwhile, for some milliseconds."""
 
 logger = logging.getLogger(__name__)
 
@@ -263,8 +261,7 @@ def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object], workers:
     """Call work(address, bytes) on pieces as long as huge pages; ctypes releases the interpreter lock meanwhile."""
     first, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
     if workers == 1:
-        for start in range(first, end, MOST_PIECE_BYTES):
-            work(start, min(MOST_PIECE_BYTES, end - start))
+        work(first, end - first)
         return
     workers = min(workers, os.cpu_count() or 1)
     piece = max(PAGE_BYTES, -(-memory.numel() // workers) // PAGE_BYTES * PAGE_BYTES)

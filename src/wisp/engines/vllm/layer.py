@@ -104,7 +104,8 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     @functools.wraps(RoutedExperts.weight_loader)  # vLLM looks at its parameters
     def weight_loader(self, *args: Any, **kwargs: Any) -> Any:
         """As in vLLM, but what it copies in host memory is copied in the background, and there once all is loaded."""
-        self._worker.loading.page_locking.begin()
+        if isinstance(self._loading, MemoryLoading):
+            self._loading.weight_comes()
         with self._copying:
             return super().weight_loader(*args, **kwargs)
 
@@ -185,7 +186,6 @@ class PagedRoutedExperts(RoutedExperts):  # type: ignore[misc]  # vLLM is not ty
     @failure.handed_over()
     def _finish(self, finish_loading: Callable[[nn.Module], None]) -> None:
         """Let the method lay out the experts for its kernel, bring them into the backing store, and have them paged."""
-        self._worker.loading.page_locking.begin()  # dummy weights come past the loader
         self._worker.loading.host_copies.wait()
         assert self._loading is not None, "a layer is loaded once"
         self._store, self._tensors = self._loading.finish(finish_loading)

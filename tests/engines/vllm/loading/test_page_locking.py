@@ -46,9 +46,10 @@ def layer():
 def store(runtime, layer):
     """Which is being locked."""
     page_locking = PageLocking()
-    store = MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True).store
-    page_locking.begin()
-    return store
+    first, second = (MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True) for _ in range(2))
+    for loading in (second, first, second):
+        loading.weight_comes()
+    return second.store
 
 
 def test_a_layer_is_filled_before_its_store_is_locked(runtime, layer, store):
@@ -69,15 +70,15 @@ def test_a_refusal_is_told_when_the_layer_is_finished(runtime, layer, store):
         check_store(layer, store, SETTINGS)
 
 
-def test_nothing_is_locked_while_layers_are_made_and_nothing_twice(runtime, layer):
+def test_a_store_is_locked_once_another_is_filled_and_else_when_it_is_finished(runtime, layer):
     runtime.may.set()
     page_locking, asked = PageLocking(), []
     runtime.cudaHostRegister = lambda *_: asked.append(threading.current_thread().name) or 0
-    first, second = (MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True).store for _ in range(2))
-    assert not asked
-    for _ in range(2):
-        page_locking.begin()
-    assert first.page_locked
-    assert second.page_locked
-    assert len(asked) == 2
-    assert all(name.startswith("wisp-page-lock") for name in asked)
+    loadings = [MemoryLoading(layer, SETTINGS, TRITON_KIND, page_locking, is_plain=True) for _ in range(3)]
+    for loading in loadings[:2]:
+        for _ in range(3):
+            loading.weight_comes()
+    assert loadings[0].store.page_locked
+    assert [name.rsplit("_")[0] for name in asked] == ["wisp-page-lock"], "the others may still be written"
+    assert all(loading.store.page_locked for loading in loadings)
+    assert asked[1:] == ["MainThread"] * 2

@@ -27,7 +27,13 @@ class MemoryLoading:
     ) -> None:
         """Take over the layer's still empty parameters; `is_plain` says that they are not quantised."""
         self._layer, self._settings, self._kind, self._is_plain = layer, settings, kind, is_plain
-        self.store = self._make_store(page_locking) if is_plain else None
+        self._page_locking = page_locking
+        self.store = self._make_store() if is_plain else None
+
+    def weight_comes(self) -> None:
+        """One of the layer's weights is loaded next."""
+        if self.store is not None:
+            self._page_locking.fills(self.store)
 
     def finish(self, finish_loading: Callable[[nn.Module], None]) -> LoadedExperts:
         """Let the method lay out the experts for its kernel, and bring them into the store.
@@ -46,15 +52,11 @@ class MemoryLoading:
         tensors.release()
         return LoadedExperts(store, tensors)
 
-    def _make_store(self, page_locking: PageLocking) -> HostStore:
-        """Move the still empty parameters into a backing store, so that loading writes there.
-
-        It is page-locked meanwhile, by another thread.
-        """
+    def _make_store(self) -> HostStore:
+        """Move the still empty parameters into a backing store, so that loading writes there."""
         parameters = expert_parameters(self._layer, self._layer.local_num_experts)
         like = {name: parameter.data for name, parameter in parameters.items()}
         store = self._empty_store(like, lock_later=True)
-        page_locking.add(store)
         for name, parameter in parameters.items():
             # biases start at zero and stay so where the checkpoint has none
             if parameter.ndim == 2:

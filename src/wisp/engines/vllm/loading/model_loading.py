@@ -16,7 +16,7 @@ class ModelLoading:
     host_room: HostRoom
     """Asked before a layer is made."""
     page_locking: PageLocking = field(default_factory=PageLocking)
-    """Of stores in memory, while they are filled."""
+    """Of stores in memory, while others are filled. Its thread ends with it."""
     host_copies: HostCopies = field(default_factory=HostCopies)
     """Under way into stores in memory."""
     file_finder: FileFinder = field(default_factory=FileFinder)

@@ -1,29 +1,26 @@
-"""Stores that other threads page-lock while the checkpoint is read."""
+"""Stores that another thread page-locks while the checkpoint is read into others."""
 
-from wisp.pager.background_tasks import BackgroundTasks
+from concurrent.futures import ThreadPoolExecutor
+
 from wisp.pager.store import HostStore
-
-THREADS = 4
-"""Enough to be done before the files are read, and few beside those that copy."""
 
 
 class PageLocking:
-    """Of the stores of one worker, from the first weight on.
+    """Of the stores of one worker, one after the other as they are filled.
 
-    While layers are still made it would hold them up: nobody can map memory while the system provides pages.
+    Most checkpoints have the weights of a layer together. Once they go on to another layer, the memory of the one
+    before is there, since it was written, and locking it takes little. What comes in another order is locked all the
+    same, only more slowly: the system has to provide the memory then, beside the copies into it.
     """
 
     def __init__(self) -> None:
-        self._waiting: list[HostStore] = []
+        self._thread = ThreadPoolExecutor(1, "wisp-page-lock")
+        self._being_filled: HostStore | None = None
 
-    def add(self, store: HostStore) -> None:
-        """Take a store that was made to be locked later."""
-        self._waiting.append(store)
-
-    def begin(self) -> None:
-        """Have what was added locked."""
-        tasks = BackgroundTasks()
-        for store in self._waiting:
-            store.lock_by(tasks)
-        self._waiting.clear()
-        tasks.start(THREADS, "wisp-page-lock")
+    def fills(self, store: HostStore) -> None:
+        """A weight of this store, which was made to be locked later, comes now."""
+        if store is self._being_filled:
+            return
+        if self._being_filled is not None:
+            self._being_filled.lock_by(self._thread)
+        self._being_filled = store
