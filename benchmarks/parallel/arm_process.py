@@ -23,7 +23,7 @@ LOCAL = "127.0.0.1"
 
 @dataclass
 class ArmProcess:
-    """One engine; `name` is unpaged, paged, host (decided there) or broken (on purpose)."""
+    """One engine; `name` is unpaged, again (that once more), paged, host (decided there) or broken (on purpose)."""
 
     form: str
     mode: str
