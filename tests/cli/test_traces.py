@@ -121,6 +121,14 @@ def kv_file(trace, tmp_path):
     return path
 
 
+def test_a_figure_counts_slots_in_whole_numbers(wisp, file, tmp_path):
+    pytest.importorskip("matplotlib")
+    wisp("simulate", file, "--policies", "lru", "--slots", "8:12", "-o", tmp_path / "a.svg")
+    ticks = re.findall(r'id="xtick_.*?<text[^>]*>([^<]*)</text>', (tmp_path / "a.svg").read_text(), re.S)
+    assert "10" in ticks
+    assert not [tick for tick in ticks if "." in tick]
+
+
 @pytest.mark.parametrize("words", [("curve", "--kv-blocks", 12), ("simulate", "--slots", 8, "--kv-blocks", "12,14,15")])
 def test_kv_blocks_are_shown_by_the_size_of_the_pool(wisp, kv_file, words):
     ended = wisp(words[0], kv_file, *words[1:])

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from wisp.plots.figure import panels, save
+from wisp.plots.figure import count_slots, panels, save
 from wisp.workingset import KvReuse
 from wisp.workingset.summary import TraceSummary
 
@@ -36,12 +36,8 @@ def draw_curves(summary: TraceSummary, slots: int | None, title: str, path: Path
             [slots], [ratio], "o", color="C3", markersize=8, zorder=5, label=f"chosen: {slots} slots, {ratio:.1%}"
         )
         left.axvline(slots, color="C3", linewidth=0.8, linestyle=":")
-    left.set(
-        title="Misses",
-        xlabel="slots of each layer (experts)",
-        ylabel="miss ratio (misses per reference)",
-        ylim=(0, None),
-    )
+    left.set(title="Misses", ylabel="miss ratio (misses per reference)", ylim=(0, None))
+    count_slots(left)
     left.legend()
 
     lengths = [window.steps for window in summary.windows]

@@ -48,6 +48,12 @@ def panels(title: str, count: int = 2) -> tuple[Any, Any]:
     return figure, axes
 
 
+def count_slots(axes: Any) -> None:
+    """Label the x axis with slots, which are whole numbers."""
+    axes.set_xlabel("slots of each layer (experts)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
 def save(figure: Any, path: Path) -> None:
     """Write it in the format that the name says."""
     from matplotlib import rc_context

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from wisp.plots.figure import panels, save
+from wisp.plots.figure import count_slots, panels, save
 from wisp.policies import OFFLINE_POLICIES
 from wisp.simulate import Replay
 
@@ -23,12 +23,9 @@ def draw_replays(replays: Sequence[Replay], title: str, path: Path) -> None:
         label = f"{policy} (bound)" if bound else policy
         left.plot(slots, [100 * (1 - replay.fault_ratio) for replay in mine], label=label, **look)
         right.plot(slots, [replay.faults.sum(axis=0).mean() for replay in mine], label=label, **look)
-    left.set(title="Hits", xlabel="slots of each layer (experts)", ylabel="hit ratio (% of references)")
-    right.set(
-        title="Faults",
-        xlabel="slots of each layer (experts)",
-        ylabel="faults per step (experts, all layers)",
-        ylim=(0, None),
-    )
+    left.set(title="Hits", ylabel="hit ratio (% of references)")
+    right.set(title="Faults", ylabel="faults per step (experts, all layers)", ylim=(0, None))
+    for axes in (left, right):
+        count_slots(axes)
     left.legend()
     save(figure, path)
