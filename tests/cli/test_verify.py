@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from wisp.cli.verify import _slot_counts, _workload
+from wisp.cli.verify import _check_compile_cache, _slot_counts, _workload
 from wisp.errors import ConfigError, VerifyError
 
 
@@ -52,3 +52,19 @@ def test_slots_are_1_or_more():
     assert _slot_counts("8,4") == [4, 8]
     with pytest.raises(ConfigError, match="1 or more, not 0"):
         _slot_counts("0,8")
+
+
+@pytest.mark.parametrize("more", [(), ("--clients", "2")])
+def test_engines_that_would_each_compile_the_model_by_themselves_are_not_compared(wisp, model, monkeypatch, more):
+    pytest.importorskip("vllm")
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
+    ended = wisp("verify", model, "--slots", "4", *more)
+    assert ended.code == 2
+    assert "unset it, or compare with --enforce-eager" in ended.err
+
+
+def test_the_compile_cache_may_be_off_where_nothing_is_compiled(monkeypatch):
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "1")
+    _check_compile_cache(("--enforce-eager",))
+    monkeypatch.setenv("VLLM_DISABLE_COMPILE_CACHE", "0")
+    _check_compile_cache(())

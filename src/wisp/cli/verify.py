@@ -1,5 +1,6 @@
 """`wisp verify MODEL`: is the paged output the unpaged one, bit by bit?"""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -66,6 +67,8 @@ def verify(
     common["backing_store"] = backing_store
     settings = [WispSettings.parse({"expert_slots": count, **common}) for count in counts]
     flags = engine_flags(context.args)
+    if not layerwise:
+        _check_compile_cache(flags)
     if clients and (break_ or layerwise or prompts):
         raise ConfigError("--clients goes with none of --break, --layerwise, --prompts; run them one after the other")
     if clients:
@@ -77,6 +80,15 @@ def verify(
         same = _engines(model, settings, _workload(max_tokens, prompts), flags)
     if not same:
         raise typer.Exit(1)
+
+
+def _check_compile_cache(flags: tuple[str, ...]) -> None:
+    """Refuse engines of which each compiles the model by itself: torch.compile takes the fastest of some variants."""
+    if "--enforce-eager" not in flags and os.environ.get("VLLM_DISABLE_COMPILE_CACHE", "0") not in ("", "0"):
+        raise ConfigError(
+            "VLLM_DISABLE_COMPILE_CACHE is set, so that each engine would compile the model by itself, and code "
+            "that is compiled twice may differ in its last bits; unset it, or compare with --enforce-eager"
+        )
 
 
 def _slot_counts(text: str) -> list[int]:
