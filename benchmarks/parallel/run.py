@@ -91,7 +91,19 @@ def row_of(arm: ArmProcess, unpaged: ArmProcess) -> dict[str, Any]:
     if arm is unpaged:
         return row
     verdict = judge(oracle, result)
-    return {**row, **asdict(verdict), "identical": verdict.identical, "counters": result.counters}
+    row |= {**asdict(verdict), "identical": verdict.identical, "counters": result.counters}
+    return row if verdict.identical else {**row, "differs_from_token": first_differences(oracle, result)}
+
+
+def first_differences(oracle: ArmResult, result: ArmResult) -> dict[int, int]:
+    """Request -> the first token of its answer whose log-probabilities differ, of those that differ."""
+    firsts = {}
+    for request, (one, other) in enumerate(zip(oracle.answers, result.answers, strict=True)):
+        pairs = zip(one.logprobs, other.logprobs, strict=False)
+        first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        if first is not None:
+            firsts[request] = first
+    return firsts
 
 
 def load(arm: ArmProcess) -> ArmResult:
