@@ -1,4 +1,4 @@
-"""No copy of a stream can meet a kernel in the rows that both use, whatever the device does first.
+"""No copy of a stream, and none of the tails of a step, can meet a kernel in rows that both use, whoever comes first.
 
 Streams and events are recorded in place of a device's, with all that is launched. Two accesses of a row, one of which
 writes, have to be ordered by what the device is told, not by what it happened to do.
@@ -20,6 +20,20 @@ from wisp.errors import WispError  # noqa: E402
 from wisp.pager.arena import ArenaShape  # noqa: E402
 from wisp.pager.stream import ExpertStream  # noqa: E402
 from wisp.pager.stream_layout import StreamShape  # noqa: E402
+from wisp.pager.tails import TailCopies  # noqa: E402
+
+Place = tuple[int, str]
+"""A row, and the part of it."""
+HEAD, TAIL = "head", "tail"
+
+
+def whole(rows: dict[int, object]) -> dict[Place, object]:
+    """What is in both parts of rows."""
+    return {(row, part): content for row, content in rows.items() for part in (HEAD, TAIL)}
+
+
+def only(wanted: str, places: dict[Place, object]) -> dict[Place, object]:
+    return {place: content for place, content in places.items() if place[1] == wanted}
 
 
 class Launches:
@@ -28,16 +42,16 @@ class Launches:
     def __init__(self) -> None:
         self.after: dict[object, dict[object, int]] = {}
         self.current: object = Stream(self)
-        self.written: dict[int, tuple[object, int, object]] = {}
-        self.read: dict[int, list[tuple[object, int]]] = {}
+        self.written: dict[Place, tuple[object, int, object]] = {}
+        self.read: dict[Place, list[tuple[object, int]]] = {}
 
     def join(self, stream: object, other: dict[object, int]) -> None:
         after = self.after[stream]
         for each, count in other.items():
             after[each] = max(after.get(each, 0), count)
 
-    def launch(self, *, reads: dict[int, object] | None = None, writes: dict[int, object] | None = None) -> None:
-        """One launch on the current stream; rows, and what is or will be in them."""
+    def launch(self, *, reads: dict[Place, object] | None = None, writes: dict[Place, object] | None = None) -> None:
+        """One launch on the current stream; places, and what is or will be in them."""
         stream = self.current
         after = dict(self.after[stream])
 
@@ -72,7 +86,7 @@ class Stream:
 
 
 class Model:
-    """Layers of an arena that reaches no store: `stream` is what is tested, with what uses the same rows beside it."""
+    """Layers of an arena that reaches no store, with what else uses the rows of its `stream` and of its `tails`."""
 
     def __init__(self, layers: int, experts: int, slots: int, shape: StreamShape) -> None:
         self.layers, self.experts = layers, experts
@@ -86,17 +100,22 @@ class Model:
         self.pagers = [self._pager(layer) for layer in range(layers)]
         self.stream = ExpertStream(self.pagers, self.state, shape)
         self.stream._on_gpu, self.stream._copies = True, Stream(self.launches)
+        self.tails = TailCopies(1, torch.device("cpu"))
+        self.tails._stream = Stream(self.launches)
 
     def _pager(self, layer: int) -> SimpleNamespace:
         def copy(experts: torch.Tensor, rows: torch.Tensor) -> None:
-            whole = zip(experts.tolist(), rows.tolist(), strict=True)
-            self.launches.launch(writes={row: (layer, expert) for expert, row in whole})
+            pairs = zip(experts.tolist(), rows.tolist(), strict=True)
+            self.launches.launch(writes=whole({row: (layer, expert) for expert, row in pairs}))
 
         return SimpleNamespace(arena=self.arena, store=None, copy=copy, touch=lambda *_, **__: None)
 
     def compute(self, layer: int, row_of: list[int]) -> set[int]:
+        """Two products, before the second of which tails are waited for."""
         found = {row: (layer, expert) for expert, row in enumerate(row_of) if row >= 0}
-        self.launches.launch(reads=found)
+        self.launches.launch(reads=only(HEAD, whole(found)))
+        self.tails.wait()
+        self.launches.launch(reads=only(TAIL, whole(found)))
         return {expert for _, expert in found.values()}
 
     def streamed(self, layers: int) -> None:
@@ -129,7 +148,8 @@ class Model:
         self.state.row_of[layer] = torch.where(table >= 0, self.shape.slot_row(layer, 0) + table * self.layers, -1)
         for expert, row in row_of.items():
             self.state.row_of[layer, expert] = row
-        self.launches.launch(writes=writes)
+        self.launches.launch(writes=only(HEAD, whole(writes)))
+        self.tails.start(lambda: self.launches.launch(writes=only(TAIL, whole(writes))))
         self.compute(
             layer, [int(row) if expert in needed else -1 for expert, row in enumerate(self.state.row_of[layer])]
         )
