@@ -97,6 +97,8 @@ def main() -> int:
     import torch
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    if device == "no GPU" and "--tiny" not in more:
+        parser.error("this fills up to 84 GiB of host memory for a GPU, and there is none here; --tiny tries it out")
     reports = []
     for number, group in enumerate(options.groups, 1):
         start = time.monotonic()
