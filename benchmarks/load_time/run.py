@@ -78,8 +78,6 @@ def main() -> None:
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--output", type=Path, default=HERE / "results.json")
     options = parser.parse_args()
-    import torch
-
     if not (options.tiny or torch.cuda.is_available()):
         parser.error("this writes up to 30 GiB and loads it for a GPU, and there is none here; --tiny tries it out")
     earlier = json.loads(options.output.read_text())["runs"] if options.output.exists() else []
