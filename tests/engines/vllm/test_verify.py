@@ -128,11 +128,3 @@ def test_concurrent_clients_get_what_the_unpaged_engine_answers():
     done = run("--slots", "8", "--clients", "8", "--max-tokens", "8")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16/16" in done.stdout
-
-
-@pytest.mark.engine
-@pytest.mark.slow
-def test_slots_that_cannot_be_exit_with_2():
-    done = run("--slots", "33", "--layerwise")  # which starts no unpaged engine before
-    assert done.returncode == 2
-    assert "32 experts" in done.stderr
