@@ -4,15 +4,14 @@ python run_device.py RESULTS.json
 """
 
 import json
-import os
 import random
 import sys
 import tempfile
 from pathlib import Path
 
-os.environ["TRITON_INTERPRET"] = "1"
-sys.path.append(str(Path(__file__).parents[1]))  # for `file_store`
+sys.path.append(str(Path(__file__).parents[1]))
 
+import triton_interpreter  # noqa: F401, I001
 import numpy as np
 import torch
 from file_store import write_store
@@ -35,7 +34,7 @@ from wisp.workingset.curve import MissCurve
 from wisp.workingset.histogram import ExpertHistogram
 
 LAYERS, STEPS = 2, 12
-SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2), (70, 44, 4, 18))
+SHAPES = ((16, 5, 4, 1), (16, 9, 4, 2), (12, 6, 3, 4), (20, 20, 4, 3), (16, 3, 4, 1), (16, 1, 4, 2), (36, 22, 8, 9))
 """(experts, slots, top-k, tokens a step): more experts in a step than slots or not, all in slots, ids of several chunks
 and sets of several words."""
 RECORDED = Path(__file__).parents[2] / "demo" / "traces" / "prose.npz"

@@ -1,9 +1,11 @@
 """Random sets of experts through `set_kernels`, in the interpreter, beside numpy; fails at the first difference."""
 
-import os
+import sys
+from pathlib import Path
 
-os.environ["TRITON_INTERPRET"] = "1"
+sys.path.append(str(Path(__file__).parents[1]))
 
+import triton_interpreter  # noqa: F401, I001
 import numpy as np
 import torch
 import triton
