@@ -53,12 +53,23 @@ def leave_imports_alone() -> None:
     gc.freeze = lambda: None
 
 
+def fork_workers() -> None:
+    """Fork workers, as vLLM does beside GPUs; on CPUs it starts them anew, which takes an import of vLLM each."""
+    import multiprocessing
+
+    from vllm.v1.executor import multiproc_executor
+
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+
+
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Start, run and drop one engine."""
     from vllm import LLM
 
     from wisp.engines.vllm.budget import start_plan
 
+    if request["args"].get("pipeline_parallel_size", 1) > 1:
+        fork_workers()
     told: list[str] = []
     start_plan.logger.info = lambda text, *values: told.append(text % values)  # vLLM resets handlers and levels
     settings = {"additional_config": {"wisp": request["wisp"]}} if request["wisp"] is not None else {}
