@@ -197,13 +197,3 @@ def add_tokenizer(path: Path) -> Path:
         chat_template=CHAT_TEMPLATE,
     ).save_pretrained(path)
     return path
-
-
-def quantized_copy(path: Path, target: Path, method: dict[str, Any]) -> Path:
-    """A checkpoint whose configuration claims to be quantised; its weights are not, so it can only be refused."""
-    target.mkdir(parents=True)
-    for file in path.iterdir():
-        (target / file.name).write_bytes(file.read_bytes())
-    config = json.loads((target / "config.json").read_text())
-    (target / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
-    return target

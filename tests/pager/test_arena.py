@@ -26,7 +26,7 @@ def make_store(experts, shapes):
 @given(layers=st.integers(1, 3), slots=st.integers(1, 4), staging=st.integers(0, 3))
 def test_one_more_slot_in_every_layer_is_a_piece_at_the_end(layers, slots, staging):
     shape, larger = ArenaShape(layers, slots, staging), ArenaShape(layers, slots + 1, staging)
-    places = [shape.staging_row(place) for place in range(staging)]
+    places = list(range(staging))
     places += [shape.slot_row(layer, slot) for slot in range(slots) for layer in range(layers)]
     assert places == list(range(shape.rows))
     assert [larger.slot_row(layer, slots) for layer in range(layers)] == list(range(shape.rows, larger.rows))

@@ -81,7 +81,7 @@ def device_budget(
         total_bytes=total_bytes,
         slot_bytes=shape.slot_bytes,
         block_bytes=layout.block_bytes,
-        least_slots=min(shape.top_k, shape.num_experts),
+        least_slots=shape.top_k,
         most_slots=shape.num_experts,
         floor_blocks=layout.floor_blocks(workload.context, workload.sequences),
         fixed=fixed,
@@ -96,11 +96,10 @@ def staging_bytes(shape: ModelShape, *, in_files: bool = False) -> int:
     One that is given more slots takes a row less for each. Padding that a plan does not know of (`WeightFormat.tiles`)
     can make a group of experts more of it or less; an engine that plans by itself has measured what it takes.
     """
-    slots = min(shape.top_k, shape.num_experts)
     if shape.expert_format.is_planar:
-        rows = planar_rows(shape.expert_bytes, experts=shape.num_experts, slots=slots)
+        rows = planar_rows(shape.expert_bytes, experts=shape.num_experts, slots=shape.top_k)
     else:
-        rows = staging_rows(shape.expert_bytes, overflow=shape.num_experts - slots if in_files else 0)
+        rows = staging_rows(shape.expert_bytes, overflow=shape.num_experts - shape.top_k if in_files else 0)
     return rows * shape.expert_bytes
 
 

@@ -36,9 +36,9 @@ class ExpertDemand:
         return 1.0 - float(self.misses_a_step[slots]) / self.references_a_step if self.references_a_step else 1.0
 
 
-def prior_demand(shape: ModelShape, streams: int, prior: PriorRouting | None = None) -> ExpertDemand:
+def prior_demand(shape: ModelShape, streams: int) -> ExpertDemand:
     """The demand of the stated prior with so many streams side by side."""
-    prior = prior or PriorRouting()
+    prior = PriorRouting()
     trace = prior.trace(shape.num_experts, shape.top_k, streams)
     misses, touched = _warm_misses(trace, np.ones(trace.steps, dtype=np.bool_), WARM_STEPS)
     return ExpertDemand(misses * (shape.moe_layers / trace.layers), streams, touched, str(prior))

@@ -39,7 +39,7 @@ class Question:
                 total_bytes=self.total_bytes,
                 slot_bytes=self.facts.slot_bytes,
                 block_bytes=self.layout.block_bytes,
-                least_slots=min(self.shape.top_k, self.shape.num_experts),
+                least_slots=self.shape.top_k,
                 most_slots=self.shape.num_experts,
                 floor_blocks=self.layout.floor_blocks(self.workload.context, self.workload.sequences),
                 fixed=self.facts.fixed,

@@ -35,10 +35,6 @@ class ArenaShape:
         """Row of a slot: slot-major, so that one more slot in every layer is a piece at the end."""
         return self.staging_rows + slot * self.layers + layer
 
-    def staging_row(self, place: int) -> int:
-        """Row of a place in the staging area."""
-        return place
-
 
 class Arena:
     """`tensors[name]` is [rows, ...], what the engine's kernel takes in place of all experts.

@@ -10,7 +10,7 @@ from wisp.pager.arena import Arena
 from wisp.pager.count_kernels import FIELDS, SLOTS, WAVES
 from wisp.pager.device_view import device_view
 from wisp.pager.resize import resized_table
-from wisp.pager.routing_ring import RING_STEPS, RingReader, RoutingRing
+from wisp.pager.routing_ring import RingReader, RoutingRing
 from wisp.pager.side_copies import SideCopies
 from wisp.pager.store import ExpertStore
 from wisp.resident import NOT_RESIDENT
@@ -19,7 +19,7 @@ from wisp.resident import NOT_RESIDENT
 class DeviceState:
     """The page tables of all layers on the device, and totals that the host can read without waiting."""
 
-    def __init__(self, arena: Arena, stores: Sequence[ExpertStore], *, ring_steps: int = RING_STEPS) -> None:
+    def __init__(self, arena: Arena, stores: Sequence[ExpertStore]) -> None:
         """One table for each of these stores, whose layers share the arena."""
         layers, num_experts, device = len(stores), stores[0].num_experts, arena.device
         self.num_experts, self.device, self._arena = num_experts, device, arena
@@ -39,7 +39,7 @@ class DeviceState:
         self._copies, self._changing, self._is_warm = SideCopies(device), Lock(), False
         self.loaded = torch.zeros((layers, 2 + 2 * num_experts), dtype=torch.int64, device=device)
         """For each layer what its last step has loaded: see `device_kernels.decide_and_gather`."""
-        self.ring = RoutingRing(layers, num_experts, device, steps=ring_steps)
+        self.ring = RoutingRing(layers, num_experts, device)
 
     def routing(self) -> RingReader:
         """A reader of the experts that steps needed, from the last reset on."""

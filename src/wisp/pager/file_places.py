@@ -29,8 +29,8 @@ class _Span(NamedTuple):
 class FileFinder:
     """Looks addresses up in this process's list of mappings, which it keeps mapped: drop it once all is loaded."""
 
-    def __init__(self, maps: Path = Path("/proc/self/maps"), pagemap: Path = Path("/proc/self/pagemap")) -> None:
-        self._maps, self._pagemap = maps, pagemap
+    def __init__(self, pagemap: Path = Path("/proc/self/pagemap")) -> None:
+        self._pagemap = pagemap
         self._found: list[tuple[_Span, torch.UntypedStorage, MappedFile]] = []
         """The storage keeps the mapping: its addresses cannot become another file's meanwhile."""
 
@@ -75,7 +75,7 @@ class FileFinder:
         return span, file
 
     def _look_up(self, address: int) -> _Span:
-        for line in self._maps.read_text().splitlines():
+        for line in Path("/proc/self/maps").read_text().splitlines():
             fields = line.split(maxsplit=5)
             start, end = (int(each, 16) for each in fields[0].split("-"))
             if not start <= address < end:
