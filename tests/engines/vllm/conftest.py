@@ -15,7 +15,7 @@ import pytest
 from workload import EAGER, POLICIES, SLOTS, make_crowded_request, make_request
 
 HERE = Path(__file__).parent
-ENGINE_SCRIPTS = ("run_engines.py", "run_two_engines.py", "test_integrity.py")
+ENGINE_SCRIPTS = ("run_engines.py", "run_two_engines.py", "run_verify.py", "test_integrity.py")
 """Those that start engines; the others run vLLM's kernels for a GPU on stand-ins."""
 IMPORTS = {True: ("vllm.entrypoints.llm", "models_looked_at_here"), False: ("stand_ins", "models_looked_at_here")}
 """Whether a script starts engines -> what it is forked with."""

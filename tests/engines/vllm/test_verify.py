@@ -101,30 +101,45 @@ def test_the_user_s_flags_win():
     assert engine_flags(())[::2] == tuple(ENGINE_FLAGS)
 
 
-def run(*arguments):
-    """`wisp verify demo/model ...`."""
-    command = [sys.executable, "-m", "wisp.cli.main", "verify", str(MODEL), "--enforce-eager", *arguments]
-    environment = {**os.environ, **EAGER}
-    return subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=environment)
+@pytest.fixture
+def verify(run_script):
+    """`wisp verify demo/model ...`, whose engines import nothing anew: its exit code, and what it prints."""
+
+    def verify(*arguments):
+        ended = run_script("run_verify.py", MODEL, "--enforce-eager", *arguments, **EAGER)
+        return ended["code"], ended["out"]
+
+    return verify
 
 
 @pytest.mark.engine
-def test_broken_on_purpose_exits_with_1():
-    done = run("--slots", "8", "--break", "--max-tokens", "4")
-    assert done.returncode == 1, done.stderr
-    assert "DIFFERENT" in done.stdout
+def test_broken_on_purpose_exits_with_1(verify):
+    code, out = verify("--slots", "8", "--break", "--max-tokens", "4")
+    assert code == 1, out
+    assert "DIFFERENT" in out
 
 
 @pytest.mark.engine
 @pytest.mark.slow
-def test_layers_equal_themselves_with_all_experts():
-    done = run("--slots", "6", "--layerwise", "--max-tokens", "4")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("identical") == 1 + 6  # a column's name, and six layers
+def test_layers_equal_themselves_with_all_experts(verify):
+    code, out = verify("--slots", "6", "--layerwise", "--max-tokens", "4")
+    assert code == 0, out
+    assert out.count("identical") == 1 + 6  # a column's name, and six layers
 
 
 @pytest.mark.engine
 def test_concurrent_clients_get_what_the_unpaged_engine_answers():
-    done = run("--slots", "8", "--clients", "8", "--max-tokens", "8")
+    """As a user runs it: every process is started anew."""
+    command = [sys.executable, "-m", "wisp.cli.main", "verify", str(MODEL), "--enforce-eager", "--slots", "8"]
+    command += ["--clients", "8", "--max-tokens", "8"]
+    environment = {**os.environ, **EAGER}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=540, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "16/16" in done.stdout
+
+
+@pytest.mark.engine
+def test_what_an_engine_refuses_exits_with_2(verify):
+    code, out = verify("--slots", "8", "--layerwise", "--load-format", "tensorizer")  # starts no unpaged engine before
+    assert code == 2
+    assert "--load-format tensorizer bypasses host memory" in out
