@@ -1,20 +1,11 @@
 """What the device decides is what `ResidentSet` decides, eviction by eviction, and the bytes are where it says."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    results = tmp_path_factory.mktemp("device") / "results.json"
-    script = Path(__file__).with_name("run_device.py")
-    done = subprocess.run([sys.executable, script, results], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(results.read_text())
+def reports(run_script):
+    return run_script("run_device.py")
 
 
 @pytest.fixture(params=["interleaved", "planar", "in files"])

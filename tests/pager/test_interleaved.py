@@ -1,20 +1,11 @@
 """Programs that decide and copy side by side decide as one does, whichever of them is ahead."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    results = tmp_path_factory.mktemp("interleaved") / "results.json"
-    script = Path(__file__).with_name("run_interleaved.py")
-    done = subprocess.run([sys.executable, script, results], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(results.read_text())
+def reports(run_script):
+    return run_script("run_interleaved.py")
 
 
 @pytest.mark.parametrize("copied", ["rows", "pieces"])

@@ -1,10 +1,5 @@
 """A row's tail arrives by the time that its reader has waited, and not before."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
@@ -12,12 +7,8 @@ from wisp.pager.store import RowLayout
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory):
-    results = tmp_path_factory.mktemp("tails") / "results.json"
-    script = Path(__file__).with_name("run_tails.py")
-    done = subprocess.run([sys.executable, script, results], capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return json.loads(results.read_text())
+def reports(run_script):
+    return run_script("run_tails.py")
 
 
 @pytest.fixture(params=["rows", "pieces"])
