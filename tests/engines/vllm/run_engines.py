@@ -53,13 +53,16 @@ def leave_imports_alone() -> None:
     gc.freeze = lambda: None
 
 
-def fork_workers() -> None:
-    """Fork workers, as vLLM does beside GPUs; on CPUs it starts them anew, which takes an import of vLLM each."""
+def start_workers(method: str) -> None:
+    """Have several workers forked, as vLLM does beside GPUs, or started anew, with an import of vLLM each, as on CPUs.
+
+    Paged ones are started anew under tensor parallelism: there a plug-in has to come into each by itself.
+    """
     import multiprocessing
 
     from vllm.v1.executor import multiproc_executor
 
-    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
+    multiproc_executor.get_mp_context = lambda: multiprocessing.get_context(method)
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -68,8 +71,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
     from wisp.engines.vllm.budget import start_plan
 
-    if request["args"].get("pipeline_parallel_size", 1) > 1:
-        fork_workers()
+    start_workers("spawn" if request["wisp"] and "tensor_parallel_size" in request["args"] else "fork")
     told: list[str] = []
     start_plan.logger.info = lambda text, *values: told.append(text % values)  # vLLM resets handlers and levels
     settings = {"additional_config": {"wisp": request["wisp"]}} if request["wisp"] is not None else {}
