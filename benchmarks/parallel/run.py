@@ -43,7 +43,14 @@ FORMS = {
     "pp": ("--pipeline-parallel-size", "2"),
     "ray": ("--tensor-parallel-size", "2", "--distributed-executor-backend", "ray"),
 }
-MODES = {"graphs": (), "eager": ("--enforce-eager",)}
+MODES = {
+    "graphs": (),
+    "eager": ("--enforce-eager",),
+    "compiled": ("--compilation-config", '{"cudagraph_mode": "NONE"}'),
+    "captured": ("--compilation-config", '{"mode": 0}'),
+}
+"""As vLLM serves by default; without CUDA graphs and torch.compile; with one of the two alone, to tell them apart."""
+USUAL_MODES = ("graphs", "eager")
 COLUMNS = ("form", "mode", "arm", "slots", "tokens", "logprobs", "max diff", "steps", "hits", "tok/s 1", "tok/s 8", "")
 
 console = Console(width=130)
@@ -51,7 +58,7 @@ console = Console(width=130)
 
 def arms_of(form: str, mode: str, home: Path, options: argparse.Namespace) -> list[ArmProcess]:
     """The engines that one form and mode needs."""
-    names = ["unpaged", "again", "paged"] if mode == "graphs" else ["unpaged", "paged"]
+    names = ["unpaged", "paged"] if mode == "eager" else ["unpaged", "again", "paged"]
     if mode == "eager" and form in ("tp", "ep"):
         names += ["broken"] if options.cpu else ["host", "broken"]
     return [
@@ -72,7 +79,7 @@ def waves_of(arms: list[ArmProcess], at_once: int) -> Iterator[list[ArmProcess]]
 
     Code that is compiled twice may differ in its last bits, since the compiler takes the fastest of some variants.
     """
-    compiling = [arm for arm in arms if arm.mode == "graphs" and arm.name == "unpaged"]
+    compiling = [arm for arm in arms if arm.mode in ("graphs", "compiled") and arm.name == "unpaged"]
     for group in (compiling, [arm for arm in arms if arm not in compiling]):
         for first in range(0, len(group), at_once):
             yield group[first : first + at_once]
@@ -184,7 +191,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     here = [form for form in FORMS if form != "ray" or find_spec("ray")]
     parser.add_argument("--forms", nargs="+", choices=FORMS, default=here)
-    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(USUAL_MODES))
     parser.add_argument(
         "--slots", type=int, default=8, help="of 32 experts, and of 16 a rank under ep; a token takes 4"
     )

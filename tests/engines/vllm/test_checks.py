@@ -89,6 +89,14 @@ def test_quantised_experts_are_no_files_of_the_kernel_s(config, monkeypatch):
         checks.check_engine(config, settings)
 
 
+@pytest.fixture
+def gpu(config, monkeypatch):
+    """As if the configuration were a GPU's, with CUDA graphs."""
+    gpu = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True, device_type="cuda", device_name="cuda")
+    monkeypatch.setattr("vllm.platforms.current_platform", gpu)
+    monkeypatch.setattr(config.model_config, "enforce_eager", False)
+
+
 @pytest.mark.parametrize("quantization", [None, "fp8"])
 @pytest.mark.parametrize(
     ("settings", "told"),
@@ -97,17 +105,24 @@ def test_quantised_experts_are_no_files_of_the_kernel_s(config, monkeypatch):
         ({"page_lock": "off"}, "set it to auto"),
     ],
 )
+@pytest.mark.usefixtures("gpu")
 def test_on_a_gpu_the_host_is_a_remedy_only_for_kernels_that_it_surely_feeds(
     config, monkeypatch, settings, told, quantization
 ):
-    gpu = SimpleNamespace(is_cpu=lambda: False, is_cuda=lambda: True, device_type="cuda", device_name="cuda")
-    monkeypatch.setattr("vllm.platforms.current_platform", gpu)
-    monkeypatch.setattr(config.model_config, "enforce_eager", False)
     monkeypatch.setattr(config.model_config, "quantization", quantization)
     with pytest.raises((ConfigError, UnsupportedError)) as refused:
         checks.check_engine(config, WispSettings(5, **settings))
     assert told in str(refused.value)
     assert ("--enforce-eager" in str(refused.value)) == (quantization is None)
+
+
+@pytest.mark.usefixtures("gpu")
+def test_ranks_in_cuda_graphs_are_served_with_a_word_of_warning(config, monkeypatch):
+    assert not list(checks.doubts(config))
+    monkeypatch.setattr(config.parallel_config, "world_size", 2)
+    assert ["add --enforce-eager" in doubt for doubt in checks.doubts(config)] == [True]
+    monkeypatch.setattr(config.model_config, "enforce_eager", True)
+    assert not list(checks.doubts(config))
 
 
 def test_a_budget_is_not_divided_for_stages_of_a_pipeline(moe):

@@ -87,6 +87,18 @@ def check_engine(vllm_config: "VllmConfig", settings: WispSettings) -> None:
     settings.check_model(num_experts // ranks, top_k, waves_by_expert=not current_platform.is_cpu(), ranks=ranks)
 
 
+def doubts(vllm_config: "VllmConfig") -> Iterator[str]:
+    """What is served, although no run has shown yet that its output is the unpaged one."""
+    from vllm.platforms import current_platform
+
+    ranks = vllm_config.parallel_config.world_size
+    if current_platform.is_cuda() and ranks > 1 and not vllm_config.model_config.enforce_eager:
+        yield (
+            f"No run has shown yet that {ranks} ranks give the unpaged output bit by bit inside CUDA graphs (without "
+            f"them they do); add --enforce-eager where it has to be the same"
+        )
+
+
 def _check_files(vllm_config: "VllmConfig") -> None:
     """Refuse what keeps the checkpoint's files from being the backing store, as far as the configuration says it."""
     model, load, parallel = vllm_config.model_config, vllm_config.load_config, vllm_config.parallel_config

@@ -1,14 +1,18 @@
 """What a `wisp` configuration does in vLLM's front end, before anything starts; `workers` is its like in a worker."""
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from wisp.engines.vllm.budget.config import go_by_budget
-from wisp.engines.vllm.checks import check_engine
+from wisp.engines.vllm.checks import check_engine, doubts
 from wisp.engines.vllm.patches import endpoints
 from wisp.engines.vllm.settings import WispSettings
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+logger = logging.getLogger(__name__)
 
 
 def prepare(engine_args: Any, vllm_config: "VllmConfig") -> None:
@@ -21,6 +25,8 @@ def prepare(engine_args: Any, vllm_config: "VllmConfig") -> None:
     if settings is None:
         return
     check_engine(vllm_config, settings)
+    for doubt in doubts(vllm_config):
+        logger.warning("%s", doubt)
     if settings.gpu_memory is not None:
         go_by_budget(engine_args, vllm_config, settings)
     if settings.recordable or settings.measure:
