@@ -169,16 +169,15 @@ def test_a_store_that_nobody_was_to_lock_is_locked_when_that_is_asked(runtime):
     assert holds(store)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("first", [0, 1, 4096, 5000])
-def test_pages_are_provided_and_keep_what_is_written(first, workers):
+def test_pages_are_provided_and_keep_what_is_written(first):
     mapped = mmap.mmap(-1, 6 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory = torch.frombuffer(mapped, dtype=torch.uint8)
     memory[first] = 7
     assert resident_pages(memory) < 600
     if not host_memory.advise(memory[first:].data_ptr(), 1, host_memory.POPULATE_WRITE):
         pytest.skip("a kernel before 5.14")
-    host_memory.provide(memory[first:], workers)
+    host_memory.provide(memory[first:])
     assert resident_pages(memory) == (6 << 20) // 4096 - first // 4096
     assert memory[first] == 7
     assert memory.sum() == 7

@@ -35,8 +35,6 @@ LESS_FOR_EXPERTS = (
 
 PAGE_BYTES = 2 << 20
 """A huge page."""
-MOST_WORKERS = 16
-"""Threads that provide pages where nothing else goes on."""
 
 logger = logging.getLogger(__name__)
 
@@ -159,7 +157,7 @@ class HostRegion:
             return
         if not advise(self.bytes.data_ptr(), 1, POPULATE_WRITE):  # before Linux 5.14
             _by_piece(self.bytes, lambda first, nbytes: ctypes.memset(first, 0, nbytes))  # nobody else writes yet
-        self._locked = None if lock_later else self._lock()
+        self._locked = None if lock_later else self._provide_and_lock()
 
     def lock_by(self, threads: Executor) -> None:
         """Have one of them page-lock it, unless that is done or none is wanted."""
@@ -174,23 +172,29 @@ class HostRegion:
             HostMemoryError: the system refuses, and it is required.
         """
         if self._locked is None:
-            self._locked = self._lock()
+            self._locked = self._provide_and_lock()
         if isinstance(self._locked, Future):
             self._locked = self._locked.result()
         return self._locked
 
-    def _lock(self, workers: int = MOST_WORKERS) -> bool:
-        provide(self.bytes, workers)
+    def _provide_and_lock(self) -> bool:
+        provide(self.bytes)
+        return self._lock()
+
+    def _lock(self) -> bool:
         return lock_pages(self, self.bytes.data_ptr(), self.bytes.numel(), self._page_lock)
 
 
 def _lock_in_turn(region: "weakref.ref[HostRegion]", gpu: int) -> bool:
-    """In another thread, which may have many to lock: one that was dropped meanwhile takes no memory any more."""
+    """In another thread, which may have many to lock: one that was dropped meanwhile takes no memory any more.
+
+    What has not been written until then is provided by the locking itself, page by page.
+    """
     held = region()
     if held is None:
         return False
     with torch.cuda.device(gpu):  # a thread begins with the first one, which may be another rank's
-        return held._lock(workers=1)
+        return held._lock()
 
 
 READ_ONLY = 8
@@ -229,12 +233,12 @@ def _forget_cuda_error() -> None:
         logger.debug("cleared CUDA's last error")
 
 
-def provide(memory: torch.Tensor, workers: int = MOST_WORKERS) -> None:
-    """Have the system provide zeroed pages, by so many threads: it zeroes them one by one otherwise.
+def provide(memory: torch.Tensor) -> None:
+    """Have the system provide zeroed pages, by several threads: it zeroes them one by one otherwise.
 
     What is written meanwhile stays.
     """
-    _by_piece(memory, lambda first, nbytes: advise(first, nbytes, POPULATE_WRITE), workers)
+    _by_piece(memory, lambda first, nbytes: advise(first, nbytes, POPULATE_WRITE))
 
 
 def read_in(memory: torch.Tensor) -> None:
@@ -257,13 +261,10 @@ def advise(first: int, nbytes: int, advice: int) -> bool:
     return int(madvise(first - before, nbytes + before, advice)) == 0
 
 
-def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object], workers: int = MOST_WORKERS) -> None:
+def _by_piece(memory: torch.Tensor, work: Callable[[int, int], object]) -> None:
     """Call work(address, bytes) on pieces as long as huge pages; ctypes releases the interpreter lock meanwhile."""
-    first, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
-    if workers == 1:
-        work(first, end - first)
-        return
-    workers = min(workers, os.cpu_count() or 1)
+    workers = min(16, os.cpu_count() or 1)
     piece = max(PAGE_BYTES, -(-memory.numel() // workers) // PAGE_BYTES * PAGE_BYTES)
+    first, end = memory.data_ptr(), memory.data_ptr() + memory.numel()
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(lambda start: work(start, min(piece, end - start)), range(first, end, piece)))
